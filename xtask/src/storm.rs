@@ -5,7 +5,7 @@ use std::process::{Command, ExitCode};
 use crate::attack;
 use crate::tally::Tally;
 
-/// How long each storm of `cargo xtask test` lasts, in seconds, before everything has to become quiet.
+/// Duration of the faults in each storm of `cargo xtask test`, in seconds. Afterwards everything has to become quiet.
 const SECONDS: &str = "20";
 /// The same for `cargo xtask test --long`.
 const LONG_SECONDS: &str = "600";

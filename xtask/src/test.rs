@@ -13,7 +13,7 @@ use crate::{attack, cargo, storm};
 /// Number of seeds of the simulation in each of its four parts, in a long run.
 const LONG_SEEDS: &str = "500";
 
-/// How much is run.
+/// Scope of a test run.
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Length {
     Usual,

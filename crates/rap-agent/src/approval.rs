@@ -154,7 +154,7 @@ mod tests {
     #[test]
     fn no_argument_is_left_out_silently() {
         let many: Map<String, Value> =
-            (0..10_000).map(|no| (format!("name{no:05}"), json!("v".repeat(100)))).collect();
+            (0..10_000).map(|number| (format!("name{number:05}"), json!("v".repeat(100)))).collect();
         let shown = prompt(Value::Object(many));
         assert_eq!(shown.matches("\"name").count(), NAMES);
         let rest = 10_000 - NAMES;
@@ -172,7 +172,7 @@ mod tests {
     fn the_length_of_a_question_is_bounded() {
         let long = "\u{202e}".repeat(1_000);
         let object = |count: usize, value: Value| -> Map<String, Value> {
-            (0..count).map(|no| (format!("{no}{long}"), value.clone())).collect()
+            (0..count).map(|number| (format!("{number}{long}"), value.clone())).collect()
         };
         let (flat, few) = (object(300, json!(long)), object(8, json!(long)));
         for arguments in [flat, object(300, Value::Object(few))] {

@@ -1,4 +1,4 @@
-//! Transitions of a thread that people who are away want to hear of.
+//! Transitions of a thread that cause alerts to people.
 //!
 //! A transition is a change of the head in one step, so a thread that stays in a state is reported once. A person is needed
 //! from the first open question to the answer of the last one, also while the model is asked about something else. A thread

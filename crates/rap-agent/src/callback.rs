@@ -208,11 +208,11 @@ impl StepBuilder<'_> {
             return;
         };
         subscription.recorded_event_ids += 1;
-        let no = subscription.recorded_event_ids;
-        if no == bound + 1 {
+        let number = subscription.recorded_event_ids;
+        if number == bound + 1 {
             self.append(Item::notice(texts::event_ids_forgotten(&call, bound)));
         }
-        self.writes.push(Write::RecordEventId { call, event, no, forget: no.saturating_sub(bound) });
+        self.writes.push(Write::RecordEventId { call, event, number, forget: number.saturating_sub(bound) });
     }
 
     pub(crate) fn handle_event_inline(
@@ -240,13 +240,13 @@ impl StepBuilder<'_> {
 
     pub(crate) fn request_sign_in(&mut self, call: CallId, url: AuthUrl) -> Result<(), Ignored> {
         let sign_in = |question: &&Question| question.call == call && question.kind == QuestionKind::SignIn;
-        let asked = self.head.questions.iter().find(sign_in).map(|question| question.no);
-        let no = match asked {
-            Some(no) => no,
+        let asked = self.head.questions.iter().find(sign_in).map(|question| question.number);
+        let number = match asked {
+            Some(number) => number,
             None => self.new_question(call.clone(), QuestionKind::SignIn)?,
         };
         self.clear_problem(&call);
-        self.writes.push(Write::Question { no, call, question: NewQuestion::SignIn(url) });
+        self.writes.push(Write::Question { number, call, question: NewQuestion::SignIn(url) });
         Ok(())
     }
 
@@ -263,9 +263,9 @@ impl StepBuilder<'_> {
             self.clear_problem(&call);
             return if problem { Ok(()) } else { Err(Ignored::Duplicate) };
         }
-        let no = self.new_question(call.clone(), kind)?;
+        let number = self.new_question(call.clone(), kind)?;
         self.clear_problem(&call);
-        self.writes.push(Write::Question { no, call, question: NewQuestion::Choice(choice) });
+        self.writes.push(Write::Question { number, call, question: NewQuestion::Choice(choice) });
         Ok(())
     }
 

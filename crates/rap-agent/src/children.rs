@@ -46,7 +46,8 @@ impl StepBuilder<'_> {
         }
         let (now, call) = (self.now, subscription.id.clone());
         let first = self.head.backlogs[at].held.add(&items, now);
-        let write = |(no, item)| Write::Backlog { call: call.clone(), no, entry: Entry { at: now, item } };
+        let write =
+            |(number, item)| Write::Backlog { call: call.clone(), number, entry: Entry { at: now, item } };
         self.writes.extend((first..).zip(items).map(write));
         Ok(())
     }

@@ -97,8 +97,8 @@ impl Speaker {
     }
 }
 
-/// Parts of an answer that only its provider understands: thinking before and between its texts, and fields that are not
-/// part of the provider's documented format. They are stored unchanged, because some providers require them back unchanged
+/// Parts of an answer that only its provider understands: thinking before and between its texts and calls, and fields that
+/// are not part of the provider's documented format. They are stored unchanged, because some providers require them back unchanged
 /// while the calls of the answer are open.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Thoughts {
@@ -125,6 +125,9 @@ pub struct Thought {
     /// Position in the answer's text, in bytes from its start.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub at: usize,
+    /// Number of calls of the answer before it.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub calls: usize,
     /// Content of the block.
     #[serde(flatten)]
     pub kind: ThoughtKind,
@@ -156,9 +159,6 @@ pub enum ThoughtKind {
     Item {
         /// The item as the provider sent it.
         item: Map<String, Value>,
-        /// Number of calls of the answer before it.
-        #[serde(default, skip_serializing_if = "is_zero")]
-        calls: usize,
     },
 }
 

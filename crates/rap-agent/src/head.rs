@@ -301,7 +301,8 @@ pub struct Backlog {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Question {
     /// Number of the question in its thread.
-    pub no: u64,
+    #[serde(rename = "no")]
+    pub number: u64,
     /// Call that asks.
     pub call: CallId,
     /// Kind of question.

@@ -14,7 +14,7 @@ pub struct Step {
     pub writes: Vec<Write>,
     /// Work to start after the commit. Work that must survive a crash is also stored with the head or the writes.
     pub effects: Vec<Effect>,
-    /// States that the thread entered and that people who are away want to hear of.
+    /// States that the thread entered and that cause alerts to people.
     pub entered: Vec<Attention>,
 }
 
@@ -50,7 +50,7 @@ pub enum Write {
         /// Queue that holds it.
         queue: Queue,
         /// Number of the entry in the queue.
-        no: u64,
+        number: u64,
         /// Entry to hold.
         entry: Entry,
     },
@@ -79,7 +79,7 @@ pub enum Write {
     /// Add a question to the user, or replace the question of the same number.
     Question {
         /// Number of the question in the thread.
-        no: u64,
+        number: u64,
         /// Call that asks.
         call: CallId,
         /// Content of the question.
@@ -88,7 +88,7 @@ pub enum Write {
     /// Record the user's answer to a question. Its delivery is due.
     Answer {
         /// Number of the question.
-        no: u64,
+        number: u64,
         /// Index of the chosen answer.
         selected: usize,
     },
@@ -120,7 +120,7 @@ pub enum Write {
         /// Id to record.
         event: EventId,
         /// Number of the id in the subscription, counted from 1.
-        no: u64,
+        number: u64,
         /// Recorded ids of the subscription up to this number are deleted.
         forget: u64,
     },
@@ -129,7 +129,7 @@ pub enum Write {
         /// Call that subscribed.
         call: CallId,
         /// Number of the entry in the backlog.
-        no: u64,
+        number: u64,
         /// Entry to store.
         entry: Entry,
     },
@@ -239,7 +239,7 @@ pub enum Effect {
     },
     /// Notify every tool server that the thread is closed, and then that calls are cancelled. Never stored.
     NotifyClose {
-        /// Calls and subscriptions that this step cancels. A server hears of them after the closing.
+        /// Calls and subscriptions that this step cancels. A server is notified of them after the closing.
         cancelled: Vec<CallId>,
     },
     /// Notify every tool server that a call or subscription is cancelled. Never stored.
@@ -250,7 +250,7 @@ pub enum Effect {
     /// Deliver the user's answer to a question. Stored with its question.
     Answer {
         /// Number of the question.
-        no: u64,
+        number: u64,
         /// Tool server that asked.
         server: Server,
     },

@@ -52,7 +52,7 @@ pub struct Prompt<'a> {
     /// Thinking mode of the model. Only requests for Anthropic's API depend on it.
     pub thinking: Thinking<'a>,
     /// Server and model to which the request goes, if the additional fields and items of [`Thoughts`](crate::Thoughts)
-    /// are sent back to them. Only requests for OpenAI's APIs depend on it.
+    /// are sent back to them.
     pub origin: Option<ServedModel<'a>>,
     /// Form of the call ids.
     pub call_ids: CallIds,

@@ -275,7 +275,7 @@ impl<'a> StepBuilder<'a> {
     pub(crate) fn hold(&mut self, queue: Queue, items: Vec<Item>) {
         let at = self.now;
         let first = self.queue(queue).add(&items, at);
-        let write = |(no, item)| Write::Hold { queue, no, entry: Entry { at, item } };
+        let write = |(number, item)| Write::Hold { queue, number, entry: Entry { at, item } };
         self.writes.extend((first..).zip(items).map(write));
     }
 
@@ -425,7 +425,7 @@ impl<'a> StepBuilder<'a> {
     fn handle_thread_message(&mut self, sender: ThreadId, message: ThreadMessage) -> Result<(), Ignored> {
         match message {
             ThreadMessage::Close => {
-                // The parent is closed and hears of nothing.
+                // The parent is closed and needs no report.
                 self.head.owes_report = false;
                 self.close();
             }

@@ -176,15 +176,15 @@ impl StepBuilder<'_> {
         let call = open.id.clone();
         self.add_to_batch(open.clone());
         self.writes.push(Write::Open(open));
-        let no = self.add_question(call.clone(), QuestionKind::Approval);
-        self.writes.push(Write::Question { no, call, question: NewQuestion::Approval(prompt) });
+        let number = self.add_question(call.clone(), QuestionKind::Approval);
+        self.writes.push(Write::Question { number, call, question: NewQuestion::Approval(prompt) });
     }
 
     pub(crate) fn add_question(&mut self, call: CallId, kind: QuestionKind) -> u64 {
         self.head.ids += 1;
-        let no = self.head.ids;
-        self.head.questions.push(Question { no, call, kind, answered: false });
-        no
+        let number = self.head.ids;
+        self.head.questions.push(Question { number, call, kind, answered: false });
+        number
     }
 
     fn decide_approval(&mut self, call: &CallId, selected: usize) -> Result<(), Ignored> {
@@ -223,10 +223,10 @@ impl StepBuilder<'_> {
             return Err(Ignored::NoSuchChoice(choices));
         }
         question.answered = true;
-        let no = question.no;
+        let number = question.number;
         let server = self.head.open_call(call).map(|open| open.server.clone()).ok_or(Ignored::SettledCall)?;
-        self.writes.push(Write::Answer { no, selected });
-        self.effects.push(Effect::Answer { no, server });
+        self.writes.push(Write::Answer { number, selected });
+        self.effects.push(Effect::Answer { number, server });
         Ok(())
     }
 }

@@ -29,12 +29,25 @@ pub struct Delivery {
     pub attempts: u32,
     /// Outcome of the last attempt, as text.
     pub detail: String,
+    /// The last attempts, at most 32, oldest first. Absent in listings and events.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub last_attempts: Vec<DeliveryAttempt>,
     /// Time at which the first failed attempt ended.
     pub first_at: Time,
     /// Time at which the last attempt ended.
     pub last_at: Time,
     /// Time of the next attempt.
     pub next_at: Option<Time>,
+}
+
+/// An attempt of a delivery.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct DeliveryAttempt {
+    /// Time at which the attempt ended.
+    pub at: Time,
+    /// Outcome of the attempt, as text.
+    pub detail: String,
 }
 
 words! {
@@ -48,7 +61,7 @@ words! {
         Answer = "answer",
         /// Received from a tool.
         Callback = "callback",
-        /// Tells people who are away about a thread; sent to the URL of a `[[notify]]`.
+        /// Tells people about a thread; sent to the URL of a `[[notify]]`.
         Alert = "alert",
     }
 }

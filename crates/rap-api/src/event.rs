@@ -165,7 +165,7 @@ pub struct StatusEvent {
     pub retry_at: Option<Time>,
 }
 
-/// The status of one of all threads.
+/// The status of a thread, in the stream of all threads.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ThreadStatus {
     /// Id of the thread.

@@ -17,9 +17,9 @@ pub struct Figures {
     /// Number of waiting items of work by kind, such as requests to models (`ask`) and calls to send (`invoke`). Empty for a
     /// client that sees one user's threads.
     pub waiting: BTreeMap<String, u32>,
-    /// Length of the parts of time, in seconds.
+    /// Length of each interval, in seconds.
     pub step_seconds: u64,
-    /// Beginnings of the parts of time.
+    /// Start times of the intervals.
     pub times: Vec<Time>,
     /// Figures of each agent, by name. Empty for a client that sees one user's threads.
     pub agents: Vec<AgentFigures>,
@@ -31,17 +31,17 @@ pub struct Figures {
 pub struct AgentFigures {
     /// Name of the agent.
     pub agent: String,
-    /// Figures of the parts of time in which it worked.
+    /// Figures of the intervals in which it worked.
     pub points: Vec<FiguresPoint>,
 }
 
-/// Figures of an agent in a part of time.
+/// Figures of an agent in one interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct FiguresPoint {
-    /// Beginning of the part of time.
+    /// Start of the interval.
     pub at: Time,
-    /// Number of times that a thread was woken by a person or by something that happened.
+    /// Number of times that a thread was woken by a person, an event, a late result or a timer.
     pub wakes: u64,
     /// Number of requests to the model that were answered.
     pub turns: u64,

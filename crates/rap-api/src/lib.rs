@@ -72,7 +72,7 @@ mod token;
 mod tool;
 mod word;
 
-pub use delivery::{Delivery, DeliveryKind, DeliveryOutcome};
+pub use delivery::{Delivery, DeliveryAttempt, DeliveryKind, DeliveryOutcome};
 pub use entry::{Call, Content, Entries, Entry, Item, Sender, display_text};
 pub use event::{
     CallEvent, CallEventKind, ChildEvent, Delta, End, Notice, RuntimeEvent, StatusEvent, ThreadEvent,
@@ -95,4 +95,4 @@ pub use session::{Session, SignIn};
 pub use thread::{Cost, OpenCall, SessionUsage, Status, Subscription, Thread, Usage, UsualDuration};
 pub use time::{Time, TimeError};
 pub use token::{CreateToken, CreatedToken, ListedToken, TOKEN_NAME_CHARS, TokenScope};
-pub use tool::{Tool, ToolServer, Tools, View, Views};
+pub use tool::{HealthState, ServerHealth, Tool, ToolServer, Tools, View, Views};

@@ -40,7 +40,7 @@ impl Time {
     /// Returns the time so many milliseconds after 1970-01-01 00:00:00 UTC. Times outside of the years 0 to 9999,
     /// which RFC 3339 cannot express, are clamped to that range.
     pub fn from_millis(millis: i64) -> Time {
-        /// Begin of the year 0.
+        /// Beginning of the year 0.
         const FIRST: i64 = -62_167_219_200_000;
         Time(jiff::Timestamp::from_millisecond(millis.max(FIRST)).unwrap_or(jiff::Timestamp::MAX))
     }

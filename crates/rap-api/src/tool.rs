@@ -6,6 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::Time;
+use crate::word::words;
 
 /// The tool servers and their tools.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -32,6 +33,41 @@ pub struct ToolServer {
     pub tools: Vec<Tool>,
     /// Reasons why the toolset or some of its tools are not offered.
     pub errors: Vec<String>,
+    /// Health, as the last requests showed it to the node that answers, since its start. Null in answers of older runtimes.
+    #[serde(default)]
+    pub health: Option<ServerHealth>,
+}
+
+/// Health of a tool server. No request is sent to find it out: it tells of discovery and invocations.
+#[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
+#[cfg_attr(feature = "schema", derive(JsonSchema))]
+pub struct ServerHealth {
+    /// State after the last request.
+    pub state: HealthState,
+    /// Time at which the server last accepted a request.
+    pub last_success_at: Option<Time>,
+    /// Time at which a request last failed or was refused.
+    pub last_failure_at: Option<Time>,
+    /// Reason of that failure.
+    pub last_failure: Option<String>,
+    /// Time at which the invocation that failed is sent again.
+    pub next_attempt_at: Option<Time>,
+}
+
+words! {
+    /// State of a tool server.
+    HealthState {
+        /// The last request was accepted.
+        Ok = "ok",
+        /// The last request failed or was refused.
+        Failing = "failing",
+        /// The process of the server is starting.
+        Starting = "starting",
+        /// The process of the server has ended or could not be started. It is started again after a pause.
+        Stopped = "stopped",
+        /// There was no request yet.
+        NotAsked = "not_asked",
+    }
 }
 
 /// A tool.

@@ -30,6 +30,12 @@ const STARTING_POINTS: [(&str, &str, &str); 3] = [
     ("openai-responses", "gpt-5", "env:OPENAI_API_KEY"),
 ];
 
+/// Returns the name of the variable for the key in the file for a provider.
+pub fn key_variable(provider: &str) -> Option<&'static str> {
+    let (.., key) = STARTING_POINTS.iter().find(|(known, ..)| *known == provider)?;
+    key.strip_prefix("env:")
+}
+
 /// Returns the names of the providers.
 pub fn providers() -> [&'static str; 4] {
     crate::config::providers()

@@ -136,7 +136,7 @@ struct Init {
 #[derive(Debug, Subcommand)]
 enum Models {
     /// Ask each configured model for a word, a tool call and the colour of an image, and show what works and what it costs.
-    #[command(after_help = "Exit code: 0 when every model answers and calls the tool, 1 otherwise.")]
+    #[command(after_help = "Exit code: 0 if all checks of all models succeed, 1 otherwise.")]
     Check {
         /// Configuration file [default: rap.toml, if it exists].
         #[arg(long, value_name = "FILE")]
@@ -167,7 +167,6 @@ struct Serve {
     while_stdin_is_open: bool,
 }
 
-/// Format of a log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 enum LogFormat {
     /// Lines for people.
@@ -314,7 +313,11 @@ fn write_manual(dir: &Path) -> anyhow::Result<()> {
 fn write_config(flags: &Init) -> anyhow::Result<()> {
     let existing = if flags.force { Existing::Replace } else { Existing::Keep };
     init::write(Path::new(FILE_NAME), existing, flags.provider.as_deref())?;
-    writeln!(io::stdout(), "wrote {FILE_NAME}; `rap serve` reads it")?;
+    let next = match flags.provider.as_deref().and_then(init::key_variable) {
+        Some(variable) => format!("; set {variable}, then try the model with `rap models check`"),
+        None => String::new(),
+    };
+    writeln!(io::stdout(), "wrote {FILE_NAME}; `rap serve` reads it{next}")?;
     Ok(())
 }
 

@@ -18,6 +18,7 @@ pub(crate) const PAGE: Page = Page {
     assets: assets! {
         "api.js" as "text/javascript; charset=utf-8",
         "app.js" as "text/javascript; charset=utf-8",
+        "attachments.js" as "text/javascript; charset=utf-8",
         "charts.js" as "text/javascript; charset=utf-8",
         "conversation.js" as "text/javascript; charset=utf-8",
         "dom.js" as "text/javascript; charset=utf-8",

@@ -97,7 +97,7 @@ fn describe_status(thread: &Thread, questions: &[Question], now: Time) -> String
         },
         Status::Running => format!("running: model request of turn {} for {since}", thread.turn),
         Status::NeedsYou if questions.is_empty() => match thread.retry_at {
-            Some(at) => format!("needs you: {why}; goes on {}, or at once with: {resume}", exact(at, now)),
+            Some(at) => format!("needs you: {why}; continues {}, or at once with: {resume}", exact(at, now)),
             None => format!("needs you: {why}; resume with: {resume}"),
         },
         Status::NeedsYou => "needs you:".into(),

@@ -67,7 +67,7 @@ class CallCard {
     const { call, result, open } = this;
     const arguments_ = h('div', {}, h('p', { class: 'label' }, 'Arguments'), json(call.arguments));
     if (!result) {
-      fill(this.state, open ? [h('span', { class: 'spinner', 'aria-hidden': 'true' }), 'running ', since(open.since)] : 'no result yet');
+      fill(this.state, open?.needs_approval ? ['waits to be allowed ', since(open.since)] : open ? [h('span', { class: 'spinner', 'aria-hidden': 'true' }), 'running ', since(open.since)] : 'no result yet');
       fill(this.body, this.more, arguments_);
       return;
     }
@@ -163,7 +163,8 @@ export class Conversation {
   user(entry) {
     const from = SENDERS[entry.from];
     const pictures = Array.isArray(entry.content) ? entry.content.filter((item) => item.type === 'image').map(image) : [];
-    return h('article', { class: from ? 'entry told' : 'entry user' }, this.head(from ?? 'You', entry), h('div', { class: 'plain', dir: 'auto' }, visible(entry.text)), pictures);
+    const more = Array.isArray(entry.content) ? entry.content.filter((item) => item.type === 'text').map((item) => h('div', { class: 'plain', dir: 'auto' }, visible(item.text))) : [];
+    return h('article', { class: from ? 'entry told' : 'entry user' }, this.head(from ?? 'You', entry), entry.text || !pictures.length ? h('div', { class: 'plain', dir: 'auto' }, visible(entry.text)) : null, more, pictures);
   }
 
   assistant(entry) {

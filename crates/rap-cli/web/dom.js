@@ -63,6 +63,7 @@ export function json(value) {
 const DAY = 86_400_000;
 const clock = new Intl.DateTimeFormat(undefined, { hour: '2-digit', minute: '2-digit' });
 const dayAndClock = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit' });
+const withSeconds = new Intl.DateTimeFormat(undefined, { day: 'numeric', month: 'short', hour: '2-digit', minute: '2-digit', second: '2-digit' });
 const full = new Intl.DateTimeFormat(undefined, { dateStyle: 'full', timeStyle: 'long' });
 
 /** Returns a time of day, with the date unless it is today. */
@@ -104,6 +105,11 @@ export function ago(at) {
 /** Makes the time that has passed since then, which keeps counting. */
 export function since(at) {
   return h('time', { datetime: at, title: `since ${full.format(new Date(at))}`, 'data-since': at }, elapsed(at));
+}
+
+/** Makes a time with its date and seconds. */
+export function exactTime(at) {
+  return h('time', { datetime: at, title: full.format(new Date(at)) }, withSeconds.format(new Date(at)));
 }
 
 export function time(at) {

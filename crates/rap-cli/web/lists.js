@@ -1,7 +1,7 @@
 // Listings of what agents wait for, and of the servers that they use. Each is a table that is read page by page.
 
 import { get, path, post } from './api.js';
-import { act, ago, count, empty, failure, fill, h, json, loading, plural, said, since, time, visible } from './dom.js';
+import { act, ago, count, empty, exactTime, failure, fill, h, json, loading, plural, said, since, time, visible } from './dom.js';
 import { on, throttled } from './live.js';
 
 const PAGE = 100;
@@ -24,8 +24,9 @@ function table(context, { title, name, field = name, columns, nothing, live = []
     try {
       const page = await get(path([name], { limit: name === 'nodes' ? undefined : limit, ...parameters() }), { signal });
       const rows = page[field];
-      // A button that has the focus would lose it.
+      // A button that has the focus would lose it, and what a person has opened would be closed.
       if (body.contains(document.activeElement) && document.activeElement !== document.body) return;
+      if (body.querySelector('details[open]')) return;
       fill(body, rows.map(cells));
       whole.hidden = rows.length === 0;
       fill(state, rows.length === 0 ? empty(...nothing) : null);
@@ -101,6 +102,23 @@ export function deliveriesView(context) {
   const again = (row, load) => (row.outcome === 'retrying' && row.kind === 'invocation' && context.session.scope !== 'read'
     ? h('button', { type: 'button', class: 'quiet', 'aria-label': `Redeliver ${row.id}`, click: (event) => act(event.currentTarget, () => post(path(['deliveries', row.id, 'redeliver']))).then(() => { document.activeElement?.blur(); load(); }) }, 'Redeliver')
     : null);
+  // The attempts are read when a person opens them.
+  const attempts = (row) => {
+    const list = h('ol', { class: 'attempts' });
+    const details = h('details', {}, h('summary', {}, count(row.attempts)), list);
+    details.addEventListener('toggle', async () => {
+      if (!details.open || list.children.length) return;
+      try {
+        const { last_attempts: known = [], ...delivery } = await get(path(['deliveries', row.id]), { signal: context.signal });
+        const missing = delivery.attempts - known.length;
+        fill(list, missing > 0 && known.length ? h('li', { class: 'faint' }, `${plural(missing, 'earlier attempt')}, no longer recorded`) : null,
+          (known.length ? known : [{ at: delivery.last_at, detail: delivery.detail }]).map(({ at, detail }) => h('li', {}, exactTime(at), ' ', said(detail))));
+      } catch (error) {
+        fill(list, h('li', {}, visible(error.message)));
+      }
+    });
+    return details;
+  };
   return table(context, {
     title: 'Deliveries',
     name: 'deliveries',
@@ -121,7 +139,7 @@ export function deliveriesView(context) {
       ['Outcome', (row) => h('span', { class: `badge ${row.outcome}` }, outcomeWord(row.outcome))],
       ['What', (row) => [row.kind, row.topic ? ` ${visible(row.topic)}` : '', row.server ? [' to ', said(row.server)] : null]],
       ['Agent’s thread', (row) => threadLink(row.thread_id)],
-      ['Attempts', (row) => count(row.attempts)],
+      ['Attempts', attempts],
       ['Last attempt', (row) => [ago(row.last_at), h('div', { class: 'faint detail' }, visible(row.detail))]],
       ['Next', (row) => (row.next_at ? ago(row.next_at) : '')],
       ['', again],
@@ -155,11 +173,23 @@ function toolItem(tool) {
     h('div', { class: 'plain' }, visible(tool.description)), h('p', { class: 'label' }, 'Arguments'), json(tool.inputSchema));
 }
 
+const HEALTH = { ok: ['ok', 'ok'], failing: ['failing', 'failed'], starting: ['starting', 'waiting'], stopped: ['stopped', 'failed'], not_asked: ['not asked yet', 'closed'] };
+
+/** Returns what the requests to a server have shown, in one line. */
+function healthLine({ last_success_at: success, last_failure_at: failed, last_failure: why, next_attempt_at: next }) {
+  if (!success && !failed) return null;
+  return h('p', { class: 'faint health' },
+    success ? ['Last success ', ago(success)] : 'No success yet',
+    failed ? [' · last failure ', ago(failed), ': ', said(why)] : ' · no failure',
+    next ? [' · next attempt ', ago(next)] : null);
+}
+
 function serverCard(server) {
-  const failing = server.errors.length > 0;
-  const health = failing ? (server.tools.length ? 'partly usable' : 'failing') : server.name === null ? 'not asked yet' : 'ok';
+  const { health } = server;
+  const [word, kind] = health.state === 'ok' && server.errors.length ? ['partly usable', 'failed'] : HEALTH[health.state] ?? [visible(health.state), 'closed'];
   return h('section', { class: 'server' },
-    h('header', {}, h('h2', {}, said(server.name ?? server.url)), ' ', h('span', { class: `badge ${failing ? 'failed' : server.name === null ? 'closed' : 'ok'}` }, health), ' ', h('span', { class: 'faint' }, said(server.url), server.version ? [' · version ', said(server.version)] : null)),
+    h('header', {}, h('h2', {}, said(server.name ?? server.url)), ' ', h('span', { class: `badge ${kind}` }, word), ' ', h('span', { class: 'faint' }, said(server.url), server.version ? [' · version ', said(server.version)] : null)),
+    healthLine(health),
     server.errors.map((error) => h('p', { class: 'warning' }, visible(error))),
     server.tools.length ? server.tools.map(toolItem) : h('p', { class: 'faint' }, server.name === null ? 'Its tools are read when a conversation begins.' : 'It offers no tools.'));
 }
@@ -185,7 +215,7 @@ export function toolsView(context) {
     }
   };
   const refresh = throttled(load, 5000, signal);
-  for (const name of ['status', 'reset']) on(name, refresh, signal);
+  for (const name of ['status', 'delivery', 'reset']) on(name, refresh, signal);
   load();
   return h('div', {}, h('div', { class: 'title-row' }, h('h1', {}, 'Tools')), body);
 }

@@ -99,7 +99,7 @@ class ThreadView {
     this.asked = h('div', { class: 'questions' });
     this.thinking = h('p', { class: 'thinking', role: 'status' });
     this.side = h('aside', { class: 'side', 'aria-label': 'About this conversation' });
-    this.composer = composer({ placeholder: 'Write to the agent', send: (text) => this.send(text) });
+    this.composer = composer({ placeholder: 'Write to the agent', send: (text, content) => this.send(text, content) });
     const actions = mayWrite ? h('div', { class: 'actions' }, this.buttons.resume, this.buttons.interrupt, this.buttons.fork, this.buttons.close, this.undo) : null;
     fill(this.element,
       h('div', { class: 'thread-head' }, this.heading, this.state, actions),
@@ -119,10 +119,11 @@ class ThreadView {
     buttons.resume.hidden = !(thread.status === 'failed' || (thread.status === 'needs_you' && thread.why));
     this.earlier.hidden = !this.hasEarlier;
     fill(this.thinking, thread.status === 'running' && !this.conversation.draft ? [h('span', { class: 'spinner', 'aria-hidden': 'true' }), 'Thinking…'] : null);
-    const { form, box, button } = this.composer;
+    const { form, box, button, attach } = this.composer;
     form.dataset.off = String(closed);
     box.disabled = closed;
     button.disabled = closed;
+    attach.disabled = closed;
     box.placeholder = closed ? 'This thread is closed. Fork it to go on.' : 'Write to the agent';
     this.drawQuestions();
     this.drawSide();
@@ -279,9 +280,9 @@ class ThreadView {
 
   // Actions
 
-  async send(text) {
+  async send(text, content) {
     this.atEnd = true;
-    await post(this.at('messages'), { text }, { headers: { 'idempotency-key': crypto.randomUUID?.() ?? String(Math.random()) } });
+    await post(this.at('messages'), { text, content: content.length ? content : undefined }, { headers: { 'idempotency-key': crypto.randomUUID?.() ?? String(Math.random()) } });
   }
 
   interrupt(button) {

@@ -1,6 +1,7 @@
 // The list of threads: newest first, as a tree, filtered or searched.
 
 import { get, path, post } from './api.js';
+import { attachments } from './attachments.js';
 import { ago, dollars, empty, failure, fill, h, loading, plural, toast, visible } from './dom.js';
 import { on, throttled } from './live.js';
 import { STATUSES, badge, explain, titleOf, word } from './status.js';
@@ -11,11 +12,12 @@ const ONE_BY_ONE = 10;
 /** Title of a new thread, in characters. */
 const TITLE = 80;
 
-/** The multi-line box for a message, with its button. Enter sends, Shift+Enter begins a line. */
+/** The multi-line box for a message, with its button. Enter sends, Shift+Enter begins a line. `send(text, content)` gets the images as content. */
 export function composer({ send, placeholder, extra }) {
   const box = h('textarea', { id: 'message', rows: '1', placeholder, dir: 'auto', autocomplete: 'off' });
   const button = h('button', { type: 'submit', class: 'primary' }, 'Send');
-  const form = h('form', { class: 'composer' }, h('label', { for: 'message', class: 'visually-hidden' }, 'Message'), box, h('div', { class: 'composer-row' }, extra, h('span', { class: 'faint hint' }, 'Enter sends, Shift+Enter begins a new line'), button));
+  const images = attachments(box);
+  const form = h('form', { class: 'composer' }, h('label', { for: 'message', class: 'visually-hidden' }, 'Message'), images.list, box, h('div', { class: 'composer-row' }, extra, images.controls, h('span', { class: 'faint hint' }, 'Enter sends, Shift+Enter begins a new line'), button));
   const grow = () => {
     box.style.height = 'auto';
     box.style.height = `${Math.min(box.scrollHeight + 2, window.innerHeight * 0.4)}px`;
@@ -30,13 +32,14 @@ export function composer({ send, placeholder, extra }) {
   let sending = false;
   form.addEventListener('submit', async (event) => {
     event.preventDefault();
-    const text = box.value;
-    if (text.trim() === '' || sending) return;
+    const [text, content] = [box.value, images.content()];
+    if ((text.trim() === '' && content.length === 0) || sending) return;
     sending = true;
     button.disabled = true;
     try {
-      await send(text);
+      await send(text, content);
       box.value = '';
+      images.clear();
       grow();
     } catch (error) {
       toast(error.message, 'error');
@@ -46,7 +49,7 @@ export function composer({ send, placeholder, extra }) {
       box.focus();
     }
   });
-  return { form, box, button };
+  return { form, box, button, attach: images.button };
 }
 
 function newThread(context) {
@@ -58,11 +61,11 @@ function newThread(context) {
   const { form, box } = composer({
     placeholder: 'What should the agent do?',
     extra: agent,
-    async send(text) {
-      const line = text.trim().split('\n')[0];
+    async send(text, content) {
+      const line = text.trim().split('\n')[0] || 'Image';
       const title = [...line].length > TITLE ? `${[...line].slice(0, TITLE - 1).join('')}…` : line;
-      const body = { message: text, title, agent: agent?.value ?? undefined };
-      const thread = await post('/v1/threads', body, { headers: { 'idempotency-key': `${key} ${text.length}` } });
+      const body = { message: text, title, agent: agent?.value ?? undefined, content: content.length ? content : undefined };
+      const thread = await post('/v1/threads', body, { headers: { 'idempotency-key': `${key} ${text.length} ${content.length}` } });
       context.open(`/threads/${encodeURIComponent(thread.id)}`);
     },
   });

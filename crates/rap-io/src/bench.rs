@@ -1,5 +1,5 @@
-//! Shared code of benchmarks: statistics, limits of this machine, and servers in processes of their own. It is no part of the
-//! interface of the library.
+//! Shared code of benchmarks: statistics, limits of this machine, and servers in processes of their own. Not part of the
+//! public API.
 
 use std::fs::File;
 use std::io::{BufRead, BufReader, Read, Write};

@@ -1,7 +1,7 @@
 //! Metrics and the Prometheus text format.
 //!
-//! Counting costs one atomic addition and allocates nothing. Labels are fixed in the code, so that the size of the
-//! output does not depend on what clients and tools send.
+//! Counting costs one atomic addition and allocates nothing. Labels are fixed in the code or come from the configuration, so
+//! that the size of the output does not depend on what clients and tools send.
 
 use std::fmt::{Display, Write};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -73,6 +73,12 @@ impl Histogram {
     }
 }
 
+/// Returns a label of a sample. Its value may be any text.
+pub fn label(name: &str, value: &str) -> String {
+    let value = value.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n");
+    format!("{name}=\"{value}\"")
+}
+
 /// Builder of the Prometheus text format. Each metric name must be added only once.
 #[derive(Debug, Default)]
 pub struct Exposition(String);
@@ -88,8 +94,8 @@ impl Exposition {
         self.family(name, "gauge", help, [("", value)]);
     }
 
-    /// Adds the samples of one metric, which differ by their labels, such as `kind="ask"`. Label values are not
-    /// escaped, so they must be constants of the program.
+    /// Adds the samples of one metric, which differ by their labels, such as `kind="ask"`. Labels with values that are not
+    /// constants of the program are made by [`label`].
     pub fn family<L: AsRef<str>, V: Display>(
         &mut self,
         name: &str,
@@ -167,5 +173,11 @@ mod tests {
         let lines = "# HELP a_total All.\n# TYPE a_total counter\na_total 2\n\
                      # HELP b Some.\n# TYPE b gauge\nb{kind=\"x\"} 1\nb{kind=\"y\"} 2\n";
         assert_eq!(text.finish(), lines);
+    }
+
+    #[test]
+    fn the_value_of_a_label_may_be_any_text() {
+        assert_eq!(label("model", "gpt-5"), "model=\"gpt-5\"");
+        assert_eq!(label("agent", "a\"b\\c\nd"), r#"agent="a\"b\\c\nd""#);
     }
 }

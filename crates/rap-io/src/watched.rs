@@ -12,7 +12,7 @@ use rap_protocol::Secret;
 use zeroize::Zeroizing;
 
 /// Shortest time between two checks of the files.
-const LOOK_AGAIN_AFTER: Duration = Duration::from_secs(1);
+const CHECK_EVERY: Duration = Duration::from_secs(1);
 /// Maximum size of a file with secrets or certificates, in bytes.
 const FILE_BYTES: u64 = 1024 * 1024;
 /// Maximum length of a secret, in bytes: it has to fit into a header.
@@ -52,7 +52,7 @@ pub struct Watched<T> {
 struct State<T> {
     value: Arc<T>,
     marks: Vec<Option<Mark>>,
-    looked_at: Instant,
+    checked_at: Instant,
 }
 
 /// Identifies the content of a file without reading it. A replaced or rewritten file has another mark.
@@ -87,22 +87,22 @@ impl<T: 'static> Watched<T> {
     ) -> Result<Watched<T>, FileError> {
         // The marks are older than the value: a file that changes in between is read again.
         let marks = marks(&files);
-        let state = State { value: Arc::new(load()?), marks, looked_at: Instant::now() };
+        let state = State { value: Arc::new(load()?), marks, checked_at: Instant::now() };
         Ok(Watched { files, load: Box::new(load), state: Mutex::new(state) })
     }
 
     /// Wraps a value that never changes.
     pub fn fixed(value: T) -> Watched<T> {
         let load = || Err(FileError::new(Path::new(""), "there is no file"));
-        let state = State { value: Arc::new(value), marks: Vec::new(), looked_at: Instant::now() };
+        let state = State { value: Arc::new(value), marks: Vec::new(), checked_at: Instant::now() };
         Watched { files: Vec::new(), load: Box::new(load), state: Mutex::new(state) }
     }
 
     /// Returns the value. Checks the files if the last check is more than a second ago.
     pub fn get(&self) -> Arc<T> {
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
-        if !self.files.is_empty() && state.looked_at.elapsed() >= LOOK_AGAIN_AFTER {
-            state.looked_at = Instant::now();
+        if !self.files.is_empty() && state.checked_at.elapsed() >= CHECK_EVERY {
+            state.checked_at = Instant::now();
             let marks = marks(&self.files);
             if marks != state.marks {
                 state.marks = marks;
@@ -210,7 +210,7 @@ mod tests {
         watched.get()[0].expose().to_owned()
     }
 
-    /// Waits until the first secret is this one. A look at the file happens at most once a second.
+    /// Waits until the first secret is this one. The file is checked at most once a second.
     fn until(watched: &Watched<Vec<Secret>>, expected: &str) {
         let began = Instant::now();
         while first(watched) != expected {
@@ -247,11 +247,11 @@ mod tests {
         let watched = watch(&path).unwrap();
         for content in ["", "hunter2 hunter2\n"] {
             fs::write(&path, content).unwrap();
-            watched.state.lock().unwrap().looked_at -= LOOK_AGAIN_AFTER;
+            watched.state.lock().unwrap().checked_at -= CHECK_EVERY;
             assert_eq!(first(&watched), "one", "{content}");
         }
         fs::remove_file(&path).unwrap();
-        watched.state.lock().unwrap().looked_at -= LOOK_AGAIN_AFTER;
+        watched.state.lock().unwrap().checked_at -= CHECK_EVERY;
         assert_eq!(first(&watched), "one");
         fs::write(&path, "two").unwrap();
         until(&watched, "two");

@@ -123,7 +123,7 @@ impl Examination {
             self.report.not_shown += 1;
             return;
         }
-        let thread = thread.and_then(|no| self.threads.get(&no)).map(|known| known.id.clone());
+        let thread = thread.and_then(|number| self.threads.get(&number)).map(|known| known.id.clone());
         self.report.findings.push(Finding { kind, thread, what, advice });
     }
 
@@ -146,10 +146,10 @@ impl Examination {
 
     fn take_thread(&mut self, row: &[Cell]) {
         self.report.threads += 1;
-        let [no, id, parent, source, session, inherits, ancestors, version, status, head] = row else {
+        let [number, id, parent, source, session, inherits, ancestors, version, status, head] = row else {
             unreachable!("bug: a row of threads has ten columns")
         };
-        let Cell::Number(no) = *no else { return };
+        let Cell::Number(number) = *number else { return };
         let head: Result<Head, String> = head.json();
         let known = Known {
             id: id.text().unwrap_or_default().to_owned(),
@@ -158,39 +158,39 @@ impl Examination {
             found: inherits.number().map_or(0, i64::unsigned_abs),
             parent: parent.number(),
             source: source.number(),
-            session: session.number().unwrap_or(no),
+            session: session.number().unwrap_or(number),
         };
         let is_named = rap_protocol::ThreadId::new(known.id.as_str()).is_ok();
-        self.threads.insert(no, known);
+        self.threads.insert(number, known);
         if !is_named {
-            self.find("thread", Some(no), format!("thread number {no} has no valid id"), RESTORE);
+            self.find("thread", Some(number), format!("thread number {number} has no valid id"), RESTORE);
         }
         if let Err(why) = ancestors.json::<Vec<rap_protocol::ThreadId>>() {
             self.find(
                 "thread",
-                Some(no),
+                Some(number),
                 format!("the list of its ancestors cannot be read: {why}"),
                 RESTORE,
             );
         }
-        let set_aside = self.set_aside.remove(&no).filter(|(of, _)| Some(*of) == version.number());
+        let set_aside = self.set_aside.remove(&number).filter(|(of, _)| Some(*of) == version.number());
         match head {
             Err(why) => {
-                self.find("thread", Some(no), format!("its stored state cannot be read: {why}"), RESTORE);
+                self.find("thread", Some(number), format!("its stored state cannot be read: {why}"), RESTORE);
             }
             Ok(head) => {
                 let calls = head.open_calls().map(|call| &call.id);
                 let calls = calls.chain(head.subscriptions().iter().map(|held| &held.id));
-                self.open.extend(calls.map(|call| (no, call.as_str().to_owned())));
+                self.open.extend(calls.map(|call| (number, call.as_str().to_owned())));
                 let (stored, is) = (status.text().unwrap_or_default(), head.status().as_str());
                 if set_aside.is_none() && stored != is {
                     let what = format!("it is listed as {stored}, but its state is {is}");
-                    self.find("thread", Some(no), what, "its next step corrects this");
+                    self.find("thread", Some(number), what, "its next step corrects this");
                 }
                 if let Some((_, why)) = set_aside {
                     self.find(
                         "set_aside",
-                        Some(no),
+                        Some(number),
                         why,
                         "send a message to the thread: it is then tried again",
                     );
@@ -252,25 +252,25 @@ impl Examination {
     fn end_of_entries(&mut self) {
         let mut ends: Vec<(i64, Seq, Seq)> = Vec::new();
         let mut gone: Vec<(i64, &str, i64)> = Vec::new();
-        for (no, known) in &self.threads {
+        for (number, known) in &self.threads {
             if let Some(last) = known.last.filter(|last| *last > known.found.max(known.inherits)) {
-                ends.push((*no, known.found + 1, last));
+                ends.push((*number, known.found + 1, last));
             }
             let others = [("parent", known.parent), ("source", known.source), ("root", Some(known.session))];
-            let others = others.into_iter().filter_map(|(name, other)| Some((*no, name, other?)));
+            let others = others.into_iter().filter_map(|(name, other)| Some((*number, name, other?)));
             gone.extend(others.filter(|(.., other)| !self.threads.contains_key(other)));
         }
         ends.sort_unstable();
         gone.sort_unstable();
-        for (no, first, last) in ends {
-            self.missing(no, first, last);
+        for (number, first, last) in ends {
+            self.missing(number, first, last);
         }
-        for (no, name, other) in gone {
+        for (number, name, other) in gone {
             let what = match name {
                 "source" => "the thread whose history it inherits is missing".to_owned(),
                 name => format!("its {name} thread is missing (number {other})"),
             };
-            self.find("thread", Some(no), what, RESTORE);
+            self.find("thread", Some(number), what, RESTORE);
         }
     }
 

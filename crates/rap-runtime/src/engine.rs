@@ -49,7 +49,7 @@ use url::Url;
 use crate::function::Functions;
 use crate::http::{Admission, CallbackRequirements};
 use crate::hub::{Changes, Hub, LiveEvent};
-use crate::settings::{Agent, Database, PostgresDatabase, Settings, SettingsError};
+use crate::settings::{Agent, Database, Limits, PostgresDatabase, Settings, SettingsError};
 use crate::store::postgres::{self, Address, DatabaseClock, NodeSettings, Parts, PostgresStore, Time};
 use crate::store::sqlite::sibling_path;
 use crate::store::transfer::Origin;
@@ -217,12 +217,6 @@ impl Engine {
         engine_cell: &OnceLock<Weak<Engine>>,
     ) -> Arc<Engine> {
         let limits = &settings.limits;
-        let slots = Slots {
-            ask: limits.model_concurrency,
-            invoke: limits.invoke_concurrency,
-            answer: ANSWER_SLOTS,
-            check: CHECK_SLOTS,
-        };
         let functions =
             Functions::new(&settings.functions).expect("bug: the functions were checked with the settings");
         let (servers, urls) = (settings.tool_servers.clone(), Arc::new(settings.url_rules()));
@@ -248,8 +242,8 @@ impl Engine {
             functions,
             validations: Validations::default(),
             hub: Hub::new(),
-            metrics: Metrics::default(),
-            dispatcher: Dispatcher::new(slots),
+            metrics: Metrics::new(&settings),
+            dispatcher: Dispatcher::new(slots(limits)),
             awaiting_tools: Arc::new(Semaphore::new(AWAITING_TOOLS)),
             admission: Admission::new(limits),
             callback_requirements,
@@ -277,19 +271,24 @@ impl Engine {
         engine_cell
             .set(Arc::downgrade(&engine))
             .unwrap_or_else(|_| unreachable!("bug: the cell is set once"));
-        engine.tasks.spawn(Arc::clone(&engine).resume_work());
-        engine.tasks.spawn(Arc::clone(&engine).resume_moves());
-        engine.tasks.spawn(Arc::clone(&engine).run_clock());
-        engine.tasks.spawn(Arc::clone(&engine).deliver_messages());
-        engine.tasks.spawn(Arc::clone(&engine).record());
-        engine.tasks.spawn(Arc::clone(&engine).run_deletions());
-        engine.start_alerts();
-        engine.tasks.spawn(Arc::clone(&engine).record_figures());
-        if engine.store.fleet().is_some() {
-            engine.tasks.spawn(Arc::clone(&engine).keep_lease());
-            engine.tasks.spawn(Arc::clone(&engine).follow_peers());
-        }
+        engine.start_tasks();
         engine
+    }
+
+    /// Starts the background tasks, which run until the engine is shut down.
+    fn start_tasks(self: &Arc<Self>) {
+        self.tasks.spawn(Arc::clone(self).resume_work());
+        self.tasks.spawn(Arc::clone(self).resume_moves());
+        self.tasks.spawn(Arc::clone(self).run_clock());
+        self.tasks.spawn(Arc::clone(self).deliver_messages());
+        self.tasks.spawn(Arc::clone(self).record());
+        self.tasks.spawn(Arc::clone(self).run_deletions());
+        self.start_alerts();
+        self.tasks.spawn(Arc::clone(self).record_figures());
+        if self.store.fleet().is_some() {
+            self.tasks.spawn(Arc::clone(self).keep_lease());
+            self.tasks.spawn(Arc::clone(self).follow_peers());
+        }
     }
 
     pub(crate) fn now(&self) -> Timestamp {
@@ -375,9 +374,9 @@ impl Engine {
                 let queue = self.queue(WorkKind::Invoke, &server.0);
                 self.offer(queue, thread, WorkKey::Invoke { thread: key, call }, None);
             }
-            Effect::Answer { no, server } => {
+            Effect::Answer { number, server } => {
                 let queue = self.queue(WorkKind::Answer, &server.0);
-                self.offer(queue, thread, WorkKey::Answer { thread: key, no }, None);
+                self.offer(queue, thread, WorkKey::Answer { thread: key, number }, None);
             }
             Effect::NotifyClose { cancelled } => self.notify_close(thread, cancelled),
             Effect::NotifyCancel { call } => self.notify_cancel(thread, call),
@@ -430,7 +429,7 @@ impl Engine {
         applied
     }
 
-    /// Sets a thread aside if an error was caused by its rows. All others go on.
+    /// Sets a thread aside if an error was caused by its rows. Other threads are not affected.
     async fn set_aside_if_damaged(&self, target: &Target, error: &store::Error) {
         if !matches!(error, store::Error::Unreadable(_)) {
             return;
@@ -502,6 +501,15 @@ impl Engine {
         // Record the invocations that were accepted meanwhile, so that the next start does not send them again.
         self.record_now().await;
         self.store.close().await;
+    }
+}
+
+fn slots(limits: &Limits) -> Slots {
+    Slots {
+        ask: limits.model_concurrency,
+        invoke: limits.invoke_concurrency,
+        answer: ANSWER_SLOTS,
+        check: CHECK_SLOTS,
     }
 }
 

@@ -1,4 +1,4 @@
-//! Measurements, for the benchmark of this crate and for `rap bench`. It is no part of the interface of the library.
+//! Measurements, for the benchmark of this crate and for `rap bench`. Not part of the public API.
 //!
 //! The runtime and a tool are processes of their own. [`MeasuredStore`] is the store on Postgres alone.
 

@@ -172,9 +172,19 @@ pub trait Model: Send + Sync + fmt::Debug {
         None
     }
 
+    /// Returns true if the size of the context window is a default, because nothing is known about it.
+    async fn assumes_window(&self) -> bool {
+        false
+    }
+
     /// Returns the name of the model, for people.
     fn name(&self) -> &str {
         "the model"
+    }
+
+    /// Returns the name of its provider, for people and metrics.
+    fn provider(&self) -> &str {
+        "custom"
     }
 
     /// Returns the part of the history that it needs.

@@ -61,14 +61,14 @@ pub struct Settings {
     pub limits: Limits,
 }
 
-/// A destination of messages to people who are away.
+/// A destination of alerts.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Notify {
     /// URL to which each message is posted. Its path may be a secret.
     pub url: Url,
     /// Keys that sign the messages, as the Standard Webhooks specification says. At least one.
     pub keys: Vec<SecretSource>,
-    /// States of threads that it hears of.
+    /// States of threads that cause an alert to this destination.
     pub on: Vec<Attention>,
 }
 
@@ -139,7 +139,7 @@ pub enum SettingsError {
         /// Reason without any secret.
         why: String,
     },
-    /// The keys for a destination of messages to people cannot be used.
+    /// The keys for a destination of alerts cannot be used.
     #[error("the secret of [[notify]] for {server}: {why}")]
     Notify {
         /// Scheme, host and port of the destination.
@@ -222,9 +222,7 @@ impl Settings {
         if let Ok(public_url) = Url::parse(&self.public_url) {
             rules = rules.public_url(&public_url);
         }
-        let fallbacks = self.agents.iter().flat_map(|agent| &agent.fallbacks);
-        let fallbacks = fallbacks.map(|fallback| fallback.model.destination());
-        let models = self.agents.iter().map(|agent| self.model_server(&agent.name)).chain(fallbacks);
+        let models = self.agents.iter().flat_map(|agent| self.models(agent)).map(Model::destination);
         let configured = self.tool_servers.iter().map(|server| server.url.as_str()).chain(models);
         let configured = configured.chain(self.notify.iter().map(|notify| notify.url.as_str()));
         let rules = configured
@@ -245,6 +243,13 @@ impl Settings {
         self.listen.map_or_else(|| self.public_url.clone(), |listen| format!("http://{listen}"))
     }
 
+    /// Returns the models of an agent, in the order in which they are asked: its own or the default one, then its fallbacks.
+    pub(crate) fn models<'a>(&'a self, agent: &'a Agent) -> impl Iterator<Item = &'a dyn Model> {
+        let first = agent.model.as_ref().map_or(&self.model, |own| &own.model);
+        let fallbacks = agent.fallbacks.iter().map(|fallback| &fallback.model);
+        [first].into_iter().chain(fallbacks).map(|model| &**model)
+    }
+
     fn agent(&self, name: &str) -> Option<&Agent> {
         self.agents.iter().find(|agent| agent.name == name)
     }
@@ -256,13 +261,7 @@ impl Settings {
 
     /// Returns the destination of an agent's model. Empty for an agent that is no longer configured.
     pub(crate) fn model_server(&self, agent: &str) -> &str {
-        match self.agent(agent) {
-            None => "",
-            Some(agent) => match &agent.model {
-                Some(own) => own.model.destination(),
-                None => self.model.destination(),
-            },
-        }
+        self.agent(agent).and_then(|agent| self.models(agent).next()).map_or("", Model::destination)
     }
 }
 

@@ -43,7 +43,8 @@ pub(crate) use client_token::{
 };
 pub(crate) use deletion::{Expired, Expiry, Remaining};
 pub(crate) use delivery_log::{
-    Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery, outcome_after,
+    Delivery, DeliveryAttempt, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Redelivery,
+    outcome_after,
 };
 pub(crate) use figures::{Figures, FiguresRow, PART};
 pub(crate) use fleet::{Activity, Fleet, Node, Renewal, Reservation, Reserve, Signal};
@@ -405,7 +406,7 @@ pub(crate) trait Store: Transfer {
         limit: usize,
     ) -> Result<ClaimedAlerts, Error>;
     /// Sets the time of the next attempt to send an alert, or deletes the alert if there is none.
-    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error>;
+    async fn settle_alert(&self, number: i64, next: Option<Timestamp>) -> Result<(), Error>;
     /// Deletes alerts that were made before a time.
     async fn expire_alerts(&self, before: Timestamp) -> Result<(), Error>;
 
@@ -421,7 +422,7 @@ pub(crate) trait Store: Transfer {
 
     /// Adds figures to those that are stored.
     async fn add_figures(&self, rows: Vec<FiguresRow>, now: Timestamp) -> Result<(), Error>;
-    /// Returns the figures since a time, added up in parts of `step` milliseconds: agents by name, each in order of time.
+    /// Returns the figures since a time, added up in intervals of `step` milliseconds: agents by name, each in order of time.
     async fn figures(&self, since: Timestamp, step: i64) -> Result<Vec<FiguresRow>, Error>;
     /// Counts the threads of a user by status, up to [`COUNT_LIMIT`] threads.
     async fn statuses(&self, user: &UserId) -> Result<Vec<(String, i64)>, Error>;

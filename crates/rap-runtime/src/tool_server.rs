@@ -150,6 +150,11 @@ impl ToolServer {
         }
     }
 
+    /// Returns the state of the process of a server that is started.
+    pub(crate) fn process_state(&self) -> Option<ServerState> {
+        self.started.as_ref().map(|started| started.state.borrow().clone())
+    }
+
     /// Returns true if the server is started and runs.
     pub(crate) fn is_running(&self) -> bool {
         self.started.as_ref().is_some_and(|started| started.port().is_some())

@@ -5,6 +5,7 @@
 //! has fetched. A toolset is valid as a whole or not at all.
 
 mod discovery;
+mod health;
 mod session;
 
 use std::collections::{HashMap, HashSet};
@@ -25,6 +26,7 @@ use crate::store::{Error, Fleet, SessionKey, SessionToolset, Source, Store, Stor
 use crate::world::{To, World};
 pub(crate) use discovery::AwaitedFetches;
 use discovery::Fetches;
+use health::Outcomes;
 pub(crate) use session::{ServerTools, SessionTools};
 
 /// Shortest time between two fetches for a session from a server that failed, and between two refreshes after a 409.
@@ -53,6 +55,7 @@ pub(crate) struct Toolsets {
     times: DiscoveryTimes,
     cache: Mutex<Cache>,
     fetches: Fetches,
+    outcomes: Outcomes,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
@@ -169,8 +172,20 @@ impl Toolsets {
         if functions.is_some() {
             servers.push(ToolServer::new(IN_PROCESS));
         }
-        let (cache, fetches) = (Mutex::default(), Fetches::default());
-        Arc::new(Toolsets { servers, functions, urls, world, store, times, cache, fetches, tasks, stop })
+        let (cache, fetches, outcomes) = (Mutex::default(), Fetches::default(), Outcomes::default());
+        Arc::new(Toolsets {
+            servers,
+            functions,
+            urls,
+            world,
+            store,
+            times,
+            cache,
+            fetches,
+            outcomes,
+            tasks,
+            stop,
+        })
     }
 
     fn cache(&self) -> std::sync::MutexGuard<'_, Cache> {
@@ -353,6 +368,10 @@ impl Toolsets {
             Ok(Err(why)) => Fetched::Failed(why),
             Err(_) => Fetched::Failed(format!("discovery took longer than {within:?}")),
         };
+        match &fetched {
+            Fetched::Failed(why) => self.note_failure(&server.url, why, None),
+            Fetched::Toolset(_) => self.note_success(&server.url),
+        }
         let mut cache = self.cache();
         match &fetched {
             Fetched::Failed(why) => tracing::warn!(server = server.url, why, "discovery failed"),

@@ -51,7 +51,7 @@ pub(crate) enum MessageKind {
     Cancel,
     StatusQuery,
     Migrate,
-    /// A message to people who are away.
+    /// An alert to people.
     Alert,
 }
 

@@ -166,7 +166,7 @@ pub(crate) struct Clients {
 }
 
 impl Clients {
-    /// Begins no more conversations, and waits until those that go on are complete, for a time.
+    /// Begins no more conversations, and waits for a time until the running ones are complete.
     pub(crate) async fn end(mut self, within: Duration) {
         self.ending.store(true, Ordering::SeqCst);
         *self.deadline.lock().unwrap() = Some(Instant::now() + within);

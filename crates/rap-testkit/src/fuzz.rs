@@ -26,7 +26,7 @@ const INPUT_BYTES: usize = 16 * 1024;
 /// Maximum number of mutations that turn an input into the next one.
 const MUTATIONS: usize = 4;
 /// Number of executions between two checks of the time.
-const RUNS_PER_LOOK: u64 = 256;
+const RUNS_PER_CHECK: u64 = 256;
 /// Time between two lines about the progress.
 const PROGRESS: Duration = Duration::from_secs(10);
 
@@ -70,7 +70,7 @@ impl Fuzz {
         let mut outcomes: HashSet<String> = corpus.iter().map(|seed| kind(&execute(seed))).collect();
         let (mut done, mut next_line) = (0, began + PROGRESS);
         while done < runs {
-            if done % RUNS_PER_LOOK == 0 {
+            if done % RUNS_PER_CHECK == 0 {
                 let now = Instant::now();
                 if until.is_some_and(|until| now > until) {
                     break;

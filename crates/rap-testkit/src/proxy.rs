@@ -37,7 +37,7 @@ const FAULTS: [Fault; 7] = [
     Fault::Away,
     Fault::Stall,
 ];
-/// Interval at which a connection that stalls looks whether it may go on.
+/// Interval at which a stalled connection checks whether the fault is over.
 const STALL_POLL: Duration = Duration::from_millis(10);
 /// The command as it is sent: its text ends with a zero byte.
 const COMMIT: &[u8] = b"COMMIT\0";

@@ -189,7 +189,7 @@ impl Call {
     /// disk. A later note replaces it.
     ///
     /// If the server stops during the call of a [restartable](crate::Tool::restartable) tool, the handler is called again and
-    /// finds the note with [`Call::saved`], so that it goes on instead of doing its work twice. For a subscription, use
+    /// finds the note with [`Call::saved`], so that it can continue instead of doing its work twice. For a subscription, use
     /// [`Subscription::save`](crate::Subscription::save) instead.
     pub async fn save(&self, note: impl Serialize) -> Result<(), Error> {
         let note = serde_json::to_value(note)?;

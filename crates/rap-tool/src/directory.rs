@@ -54,7 +54,7 @@ impl Owner {
         }
     }
 
-    /// Writes the owner into a file of its own, beside its place.
+    /// Writes the owner into a temporary file beside its final path.
     fn unfinished(&self, directory: &Path) -> io::Result<NamedTempFile> {
         let beside = directory.parent().ok_or(io::ErrorKind::InvalidInput)?;
         let mut file = NamedTempFile::new_in(beside)?;

@@ -1,5 +1,5 @@
-//! Measurements of a durable tool server and a bare router, for the benchmark of this crate and for `rap bench`. It is no part
-//! of the interface of the library.
+//! Measurements of a durable tool server and a bare router, for the benchmark of this crate and for `rap bench`. Not part of
+//! the public API.
 
 use std::path::Path;
 use std::sync::Arc;

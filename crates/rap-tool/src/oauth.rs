@@ -1,7 +1,7 @@
 //! OAuth 2.0 for tools: the authorization code grant with PKCE, one token for each user.
 //!
 //! [`Call::access_token`] returns a token of the user on whose behalf the call is made. If there is none, it asks the user to
-//! sign in and goes on after the consent, also after a restart. Tokens are stored encrypted with the key of the journal,
+//! sign in and continues after the consent, even after a restart. Tokens are stored encrypted with the key of the journal,
 //! and renewed shortly before they expire.
 //!
 //! The redirect URL is the same for all calls, so that it can be registered. The `state` of a request names its call and
@@ -359,7 +359,7 @@ impl Call {
 
     /// Returns an access token of the user on whose behalf the call is made; without a user, of the session.
     ///
-    /// If there is none, the user is asked to sign in, and the call goes on after that. A token that expires is renewed. An
+    /// If there is none, the user is asked to sign in, and the call continues after that. A token that expires is renewed. An
     /// error says why there is no token, such as that the user refused.
     ///
     /// If a server refuses the token, call [`Call::forget_token`] before this method again.

@@ -64,7 +64,7 @@ pub struct ToolServer {
     incomplete_environment: Option<&'static str>,
     public_url: Option<String>,
     consent_url: Option<String>,
-    journal: JournalPlace,
+    journal: JournalLocation,
     key: Option<Secret>,
     callbacks_to: CallbacksTo,
     on_close: Option<CloseHook>,
@@ -78,7 +78,7 @@ pub struct ToolServer {
 
 /// Location of the journal.
 #[derive(Clone)]
-enum JournalPlace {
+enum JournalLocation {
     /// The directory `rap-data/NAME`.
     Default,
     Directory(PathBuf),
@@ -108,7 +108,7 @@ impl ToolServer {
             incomplete_environment: None,
             public_url: None,
             consent_url: None,
-            journal: JournalPlace::Default,
+            journal: JournalLocation::Default,
             key: None,
             callbacks_to: CallbacksTo::Default,
             on_close: None,
@@ -220,7 +220,7 @@ impl ToolServer {
     /// the same tools and the same key, which is 64 hexadecimal digits or the base64 of 32 bytes. The toolset then says
     /// `needsMigration`. With a hook ([`ToolServer::migrate`]), the hook runs first.
     ///
-    /// At the destination a call goes on as after a restart: a subscription resumes with its cursor, a
+    /// At the destination a call continues as after a restart: a subscription resumes with its cursor, a
     /// [`Tool::restartable`](crate::Tool::restartable) call runs again, and any other gets an error that says that its outcome
     /// is unknown. It belongs to the caller with the same token or name, or to the only one that the server has. Questions
     /// to users do not move.
@@ -286,7 +286,7 @@ impl ToolServer {
     /// Sets the directory of the journal. Default: `rap-data/NAME` in the working directory.
     #[must_use]
     pub fn data(mut self, directory: impl Into<PathBuf>) -> Self {
-        self.journal = JournalPlace::Directory(directory.into());
+        self.journal = JournalLocation::Directory(directory.into());
         self
     }
 
@@ -298,7 +298,7 @@ impl ToolServer {
     /// the platform freezes or ends the process.
     #[must_use]
     pub fn journal_in_memory(mut self) -> Self {
-        self.journal = JournalPlace::Memory;
+        self.journal = JournalLocation::Memory;
         self
     }
 
@@ -414,7 +414,7 @@ impl ToolServer {
     }
 
     pub(crate) fn has_journal_in_memory(&self) -> bool {
-        matches!(self.journal, JournalPlace::Memory)
+        matches!(self.journal, JournalLocation::Memory)
     }
 
     pub(crate) fn configured_public_url(&self) -> Option<&str> {
@@ -489,9 +489,9 @@ impl ToolServer {
         }
         let offer = self.source().offer(&externals.public_url, self.tools)?;
         let data = match self.journal {
-            JournalPlace::Default => Some(PathBuf::from("rap-data").join(directory_name(&self.name))),
-            JournalPlace::Directory(directory) => Some(directory),
-            JournalPlace::Memory => None,
+            JournalLocation::Default => Some(PathBuf::from("rap-data").join(directory_name(&self.name))),
+            JournalLocation::Directory(directory) => Some(directory),
+            JournalLocation::Memory => None,
         };
         let config = EngineConfig {
             data,
@@ -534,7 +534,7 @@ impl Mounted {
 
     /// Replaces the tools while the server runs. Sessions that begin from now on see the new ones.
     ///
-    /// Sessions that hold an earlier version go on with it: their invocations are accepted, for the last 256 versions of
+    /// Sessions that hold an earlier version keep it: their invocations are accepted, for the last 256 versions of
     /// this process and those of [`ToolServer::accepts`]. A call of a tool that no longer exists, or whose arguments no
     /// longer match its schema, ends with an error result that says so. Running calls are not affected.
     ///

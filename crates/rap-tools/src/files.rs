@@ -15,7 +15,7 @@ use rap_tool::prelude::*;
 use serde_json::json;
 
 use crate::{Error as StartError, Options};
-use roots::{Place, Roots};
+use roots::{RootedPath, Roots};
 
 /// Largest file that is read or written, in bytes.
 const FILE_BYTES: u64 = 1024 * 1024;
@@ -77,24 +77,24 @@ pub(crate) fn server(options: &Options) -> Result<ToolServer, StartError> {
     Ok(ToolServer::new("files")
         .description("Reads, writes and watches files.")
         .offer(
-            blocking("read_file", &roots, |roots, args: ReadFile| read(&roots.place(&args.path)?))
+            blocking("read_file", &roots, |roots, args: ReadFile| read(&roots.resolve(&args.path)?))
                 .read_only(),
         )
         .offer(
             blocking("write_file", &roots, |roots, args: WriteFile| {
-                write(&roots.place(&args.path)?, &args.content)
+                write(&roots.resolve(&args.path)?, &args.content)
             })
             .destructive()
             .idempotent()
             .restartable(),
         )
         .offer(
-            blocking("list_files", &roots, |roots, args: ListFiles| list(&roots.place(&args.path)?))
+            blocking("list_files", &roots, |roots, args: ListFiles| list(&roots.resolve(&args.path)?))
                 .read_only(),
         )
         .offer(
             blocking("search_files", &roots, |roots, args: SearchFiles| {
-                search::search(&roots.place(&args.path)?, &args.pattern)
+                search::search(&roots.resolve(&args.path)?, &args.pattern)
             })
             .read_only(),
         )
@@ -118,20 +118,20 @@ where
     Tool::new(name, handler).restartable().without_scrubbing()
 }
 
-fn read(place: &Place<'_>) -> Result<String> {
-    let kind = place.metadata()?;
+fn read(rooted: &RootedPath<'_>) -> Result<String> {
+    let kind = rooted.metadata()?;
     if !kind.is_file() {
-        return Err(place.wrong("it is not a file; use list_files for a directory"));
+        return Err(rooted.wrong("it is not a file; use list_files for a directory"));
     }
     if kind.len() > FILE_BYTES {
         return Err(
-            place.wrong(&format!("it has {} bytes, more than {FILE_BYTES}; use search_files", kind.len()))
+            rooted.wrong(&format!("it has {} bytes, more than {FILE_BYTES}; use search_files", kind.len()))
         );
     }
-    let file = open_file(place.dir, &place.path).map_err(|error| place.failed(&error))?;
+    let file = open_file(rooted.dir, &rooted.path).map_err(|error| rooted.failed(&error))?;
     let mut content = Vec::new();
-    file.take(FILE_BYTES).read_to_end(&mut content).map_err(|error| place.failed(&error))?;
-    String::from_utf8(content).map_err(|_| place.wrong("it is not UTF-8 text"))
+    file.take(FILE_BYTES).read_to_end(&mut content).map_err(|error| rooted.failed(&error))?;
+    String::from_utf8(content).map_err(|_| rooted.wrong("it is not UTF-8 text"))
 }
 
 /// Opens a file for reading. Anything else is an error: opening a pipe would wait until somebody writes to it, without end
@@ -142,19 +142,21 @@ fn open_file(dir: &Dir, path: &Path) -> io::Result<File> {
     if file.metadata()?.is_file() { Ok(file) } else { Err(io::ErrorKind::InvalidInput.into()) }
 }
 
-fn write(place: &Place<'_>, content: &str) -> Result<String> {
+fn write(rooted: &RootedPath<'_>, content: &str) -> Result<String> {
     if content.len() as u64 > FILE_BYTES {
-        return Err(place.wrong(&format!("the content has more than {FILE_BYTES} bytes")));
+        return Err(rooted.wrong(&format!("the content has more than {FILE_BYTES} bytes")));
     }
-    let Some(name) = place.path.file_name() else { return Err(place.wrong("it is not the path of a file")) };
-    let parent = place.path.parent().filter(|parent| !parent.as_os_str().is_empty());
+    let Some(name) = rooted.path.file_name() else {
+        return Err(rooted.wrong("it is not the path of a file"));
+    };
+    let parent = rooted.path.parent().filter(|parent| !parent.as_os_str().is_empty());
     if let Some(parent) = parent {
-        place.dir.create_dir_all(parent).map_err(|error| place.failed(&error))?;
+        rooted.dir.create_dir_all(parent).map_err(|error| rooted.failed(&error))?;
     }
-    let dir = place.dir.open_dir(parent.unwrap_or(Path::new("."))).map_err(|error| place.failed(&error))?;
+    let dir = rooted.dir.open_dir(parent.unwrap_or(Path::new("."))).map_err(|error| rooted.failed(&error))?;
     let existing = dir.symlink_metadata(name).ok();
     if existing.as_ref().is_some_and(|existing| !existing.is_file()) {
-        return Err(place.wrong("something other than a file has this path"));
+        return Err(rooted.wrong("something other than a file has this path"));
     }
     let mut random = [0; 8];
     getrandom::fill(&mut random).map_err(std::io::Error::other)?;
@@ -171,22 +173,22 @@ fn write(place: &Place<'_>, content: &str) -> Result<String> {
     if let Err(error) = written {
         // Remove the temporary file. An error here would only hide the first one.
         dir.remove_file(&new).ok();
-        return Err(place.failed(&error));
+        return Err(rooted.failed(&error));
     }
-    Ok(format!("wrote {} bytes to {}", content.len(), place.shown))
+    Ok(format!("wrote {} bytes to {}", content.len(), rooted.shown))
 }
 
-fn list(place: &Place<'_>) -> Result<String> {
-    let entries = place.dir.read_dir(&place.path).map_err(|error| place.failed(&error))?;
+fn list(rooted: &RootedPath<'_>) -> Result<String> {
+    let entries = rooted.dir.read_dir(&rooted.path).map_err(|error| rooted.failed(&error))?;
     let mut listed = Vec::new();
     let mut truncated = false;
     for entry in entries {
-        let entry = entry.map_err(|error| place.failed(&error))?;
+        let entry = entry.map_err(|error| rooted.failed(&error))?;
         if listed.len() == ENTRIES {
             truncated = true;
             break;
         }
-        let metadata = entry.metadata().map_err(|error| place.failed(&error))?;
+        let metadata = entry.metadata().map_err(|error| rooted.failed(&error))?;
         let kind = if metadata.is_dir() {
             "directory"
         } else if metadata.is_symlink() {
@@ -210,23 +212,24 @@ fn list(place: &Place<'_>) -> Result<String> {
     Ok(json!({"entries": entries, "truncated": truncated}).to_string())
 }
 
-/// Returns the files below a place, without those of `.git`, with their paths relative to it. Links are not followed.
+/// Visits the files below a path, without those of `.git`, with their paths relative to it. Links are not followed.
 /// `visit` returns false to stop.
-fn walk(place: &Place<'_>, mut visit: impl FnMut(&Dir, &Path, &str) -> Result<bool>) -> Result<()> {
-    let kind = place.metadata()?;
+fn walk(rooted: &RootedPath<'_>, mut visit: impl FnMut(&Dir, &Path, &str) -> Result<bool>) -> Result<()> {
+    let kind = rooted.metadata()?;
     if !kind.is_dir() && !kind.is_file() {
-        return Err(place.wrong("it is neither a file nor a directory"));
+        return Err(rooted.wrong("it is neither a file nor a directory"));
     }
     if !kind.is_dir() {
-        let name = place.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
-        return visit(place.dir, &place.path, &name).map(drop);
+        let name =
+            rooted.path.file_name().map(|name| name.to_string_lossy().into_owned()).unwrap_or_default();
+        return visit(rooted.dir, &rooted.path, &name).map(drop);
     }
-    let top = place.dir.open_dir(&place.path).map_err(|error| place.failed(&error))?;
+    let top = rooted.dir.open_dir(&rooted.path).map_err(|error| rooted.failed(&error))?;
     let mut waiting = vec![(top, String::new())];
     while let Some((dir, prefix)) = waiting.pop() {
         let mut entries: Vec<_> = dir
             .entries()
-            .map_err(|error| place.failed(&error))?
+            .map_err(|error| rooted.failed(&error))?
             .filter_map(std::result::Result::ok)
             .collect();
         entries.sort_by_key(|entry| std::cmp::Reverse(entry.file_name()));
@@ -271,11 +274,11 @@ mod tests {
         let roots = Roots::open(&options(dir.path().to_owned())).unwrap();
         let (done, ended) = std::sync::mpsc::channel();
         std::thread::spawn(move || {
-            let place = roots.place("pipe").unwrap();
-            assert!(read(&place).is_err());
-            assert!(search::search(&place, "x").is_err());
-            assert!(open_file(place.dir, &place.path).is_err());
-            let all = search::search(&roots.place(".").unwrap(), "needle").unwrap();
+            let rooted = roots.resolve("pipe").unwrap();
+            assert!(read(&rooted).is_err());
+            assert!(search::search(&rooted, "x").is_err());
+            assert!(open_file(rooted.dir, &rooted.path).is_err());
+            let all = search::search(&roots.resolve(".").unwrap(), "needle").unwrap();
             done.send(all).unwrap();
         });
         let found = ended.recv_timeout(std::time::Duration::from_secs(30)).expect("something waits");

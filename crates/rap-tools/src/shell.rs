@@ -47,7 +47,7 @@ const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin
 
 /// Runs a command with `sh -c` in the workspace of this conversation, a directory that is deleted when the conversation
 /// is closed. Returns a JSON object with the exit code and the output (stdout and stderr together). stdin is empty. Long
-/// output is cut in the middle. Processes that are started in the background go on until the conversation is closed.
+/// output is cut in the middle. Processes that are started in the background keep running until the conversation is closed.
 #[derive(Deserialize, JsonSchema)]
 struct RunCommand {
     /// The command line.

@@ -9,7 +9,7 @@ use jiff::{Timestamp, Zoned};
 use rap_tool::prelude::*;
 
 /// Longest wait before the clock is read again. The clock may be set, and the machine may sleep.
-const LOOK_AGAIN: Duration = Duration::from_secs(60);
+const LONGEST_WAIT: Duration = Duration::from_secs(60);
 /// Maximum length of a cron expression, in bytes.
 const CRON_BYTES: usize = 256;
 /// Longest time until a reminder: ten years.
@@ -143,7 +143,7 @@ async fn wait_until(call: &Call, due: u64) {
         if left.is_zero() {
             return;
         }
-        tokio::time::sleep(left.min(LOOK_AGAIN)).await;
+        tokio::time::sleep(left.min(LONGEST_WAIT)).await;
     }
 }
 

@@ -5,12 +5,14 @@
 //! Cache breakpoints are set after the tools, the system prompt, the last answer that settled everything before it, and
 //! the newest block. Everything up to a breakpoint is a prefix of every later request of the same history.
 //!
-//! If the model always thinks, the API accepts results only in a turn that begins with a thinking block. A turn that does
-//! not, because the runtime or another model made its calls, is closed by a short assistant message, and a user
-//! message starts another turn. The API checks only the last turn. Earlier turns stay closed, because a request has to
-//! begin like the earlier ones for the provider's cache.
+//! If the model always thinks, the API accepts results only in a turn that begins with a thinking block; a tool loop is part
+//! of its turn. A turn that does not, because the runtime or another model made its calls, is closed by a short assistant
+//! message, and a user message starts another turn. The API checks only the last turn. Earlier turns stay closed, because
+//! a request has to begin like the earlier ones for the provider's cache. If the model decides when to think, no turn has
+//! to begin with thinking.
 //!
-//! A text before a thinking block is sent back before it: the API requires the blocks in the order of the answer.
+//! The API requires the thinking of the last answer unchanged and at its place: a text before it stays before it, and thinking
+//! between two calls stays between them.
 
 use serde_json::{Map, Value, json};
 
@@ -129,10 +131,9 @@ impl Writer {
 
     fn assistant(&mut self, blocks: &[Block<'_>], calls: &[Call<'_>]) {
         // Items are those of another API on the same server.
-        let is_item = |block: &Block<'_>| {
-            matches!(block, Block::Thought(Thought { kind: ThoughtKind::Item { .. }, .. }))
-        };
-        let blocks: Vec<_> = blocks.iter().filter(|block| !is_item(block)).collect();
+        let is_item = |thought: &Thought| matches!(thought.kind, ThoughtKind::Item { .. });
+        let is_own = |block: &&Block<'_>| !matches!(block, Block::Thought(thought) if is_item(thought));
+        let blocks: Vec<_> = blocks.iter().filter(is_own).collect();
         if self.turn_start == AssistantTurnStart::Open {
             let thought = matches!(blocks.first(), Some(Block::Thought(_)));
             self.turn_start = if thought { AssistantTurnStart::Thought } else { AssistantTurnStart::Other };
@@ -144,6 +145,8 @@ impl Writer {
             self.settled = Some((self.messages.len(), content.len() - 1));
         }
         for call in calls {
+            let thoughts = call.thoughts.iter().filter(|thought| !is_item(thought));
+            content.extend(thoughts.map(|thought| thought_json(thought)));
             content.push(self.call(call));
         }
         self.messages.push(json!({"role": "assistant", "content": content}));
@@ -206,13 +209,17 @@ impl Writer {
 fn block_json(block: &Block<'_>) -> Value {
     match block {
         Block::Text(text) => text_block(text),
-        Block::Thought(Thought { kind: ThoughtKind::Readable { text, signature }, .. }) => {
+        Block::Thought(thought) => thought_json(thought),
+    }
+}
+
+fn thought_json(thought: &Thought) -> Value {
+    match &thought.kind {
+        ThoughtKind::Readable { text, signature } => {
             json!({"type": "thinking", "thinking": text, "signature": signature})
         }
-        Block::Thought(Thought { kind: ThoughtKind::Redacted { data }, .. }) => {
-            json!({"type": "redacted_thinking", "data": data})
-        }
-        Block::Thought(Thought { kind: ThoughtKind::Item { item, .. }, .. }) => Value::Object(item.clone()),
+        ThoughtKind::Redacted { data } => json!({"type": "redacted_thinking", "data": data}),
+        ThoughtKind::Item { item } => Value::Object(item.clone()),
     }
 }
 

@@ -42,7 +42,7 @@ pub fn request(prompt: &Prompt<'_>) -> Request {
 }
 
 fn tool(name: &str, description: &str, schema: Value) -> Value {
-    // Strict schemas are a subset of JSON Schema, which tools of others do not keep to.
+    // Strict mode supports only a subset of JSON Schema, and the schemas of tools may use all of it.
     let mut tool = json!({"type": "function", "name": name, "parameters": schema, "strict": false});
     if let Some(description) = non_blank(description.trim()) {
         tool["description"] = description.chars().take(DESCRIPTION_CHARS).collect::<String>().into();
@@ -92,15 +92,12 @@ impl Writer {
                     add_fields(&mut message, Some("message"), fields.filter(|_| last_text == Some(index)));
                     self.items.push(message);
                 }
-                Block::Thought(Thought { kind: ThoughtKind::Item { item, .. }, .. }) => {
-                    self.items.push(Value::Object(item.clone()));
-                }
-                Block::Thought(_) => {}
+                Block::Thought(thought) => self.items.extend(item_json(thought)),
             }
         }
         let mut results = Vec::new();
         for call in calls {
-            self.items.extend(call.items.iter().map(|item| Value::Object((*item).clone())));
+            self.items.extend(call.thoughts.iter().filter_map(|thought| item_json(thought)));
             let id = self.ids.fit(call.id);
             let arguments = Value::Object(call.arguments.clone().into_owned()).to_string();
             let name = self.names.fit(call.name);
@@ -127,6 +124,14 @@ impl Writer {
             }
         }
         texts.join("\n")
+    }
+}
+
+/// Returns an item as the provider sent it. `None` for thinking of another API.
+fn item_json(thought: &Thought) -> Option<Value> {
+    match &thought.kind {
+        ThoughtKind::Item { item } => Some(Value::Object(item.clone())),
+        ThoughtKind::Readable { .. } | ThoughtKind::Redacted { .. } => None,
     }
 }
 

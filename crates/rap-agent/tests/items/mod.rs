@@ -28,7 +28,7 @@ pub fn calls(text: &str, calls: Vec<CallEntry>) -> Item {
 /// An answer with a readable thinking block at each of these positions in its text, by model `m`.
 pub fn answer_with_thinking(text: &str, positions: &[usize], calls: Vec<CallEntry>) -> Item {
     let kind = |at| ThoughtKind::Readable { text: format!("thought {at}"), signature: "sig".into() };
-    let parts = positions.iter().map(|at| Thought { at: *at, kind: kind(at) }).collect();
+    let parts = positions.iter().map(|at| Thought { at: *at, calls: 0, kind: kind(at) }).collect();
     let thoughts = Thoughts { model: "m".into(), parts, ..Thoughts::default() };
     Item::Assistant { text: text.into(), calls, thoughts: Some(thoughts), usage: None }
 }

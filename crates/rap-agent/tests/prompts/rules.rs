@@ -373,12 +373,11 @@ fn reasoning_goes_back_with_every_call_of_a_server_that_sends_it_and_with_no_oth
 
 #[test]
 fn reasoning_items_go_back_before_what_they_led_to() {
-    let item = |id: &str, calls| ThoughtKind::Item {
-        item: json!({"type": "reasoning", "id": id, "summary": []}).as_object().unwrap().clone(),
-        calls,
+    let item = |at, id: &str, calls| {
+        let item = json!({"type": "reasoning", "id": id, "summary": []}).as_object().unwrap().clone();
+        Thought { at, calls, kind: ThoughtKind::Item { item } }
     };
-    let parts = [(0, item("r1", 0)), (3, item("r2", 0)), (3, item("r3", 1)), (3, item("r4", 2))];
-    let parts = parts.into_iter().map(|(at, kind)| Thought { at, kind }).collect();
+    let parts = vec![item(0, "r1", 0), item(3, "r2", 0), item(3, "r3", 1), item(3, "r4", 2)];
     let server = Some("s".to_owned());
     let thoughts = Some(Thoughts { model: "m".into(), server, parts, ..Thoughts::default() });
     let made = vec![call("c1", "t", json!({"a": 1})), call("c2", "t", json!({}))];
@@ -491,9 +490,9 @@ fn any_thoughts() -> impl Strategy<Value = Option<Thoughts>> {
     let kind = prop_oneof![
         3 => (any_text(), ".{0,2}").prop_map(|(text, signature)| ThoughtKind::Readable { text, signature }),
         1 => ".{0,2}".prop_map(|data| ThoughtKind::Redacted { data }),
-        2 => (0..4_usize).prop_map(|calls| ThoughtKind::Item { item: reasoning_item(), calls }),
+        2 => Just(ThoughtKind::Item { item: reasoning_item() }),
     ];
-    let thought = (0..30_usize, kind).prop_map(|(at, kind)| Thought { at, kind });
+    let thought = (0..30_usize, 0..4_usize, kind).prop_map(|(at, calls, kind)| Thought { at, calls, kind });
     let model = prop_oneof![4 => Just("m".to_owned()), 1 => Just("n".to_owned())];
     let server = prop_oneof![Just(None), Just(Some("s".to_owned())), Just(Some("t".to_owned()))];
     let fields = proptest::collection::vec(any_fields(), 0..4);

@@ -418,7 +418,6 @@ fn anthropic_assistant(content: &[Value], thinking: Thinking) -> Result<HashSet<
             }
             "thinking" | "redacted_thinking" => {
                 ensure(thinking != Thinking::Off, || "thinking of a model that does not think".into())?;
-                ensure(ids.is_empty(), || "thinking after a call".into())?;
                 let proof = if block["type"] == "thinking" { "signature" } else { "data" };
                 object(block, &["type", "thinking", proof])?;
                 ensure(!string(block, proof)?.is_empty(), || format!("no {proof} in {block}"))?;

@@ -66,7 +66,7 @@ fn thinking_is_sent_back_at_its_position() {
 fn a_trailing_or_incomplete_thinking_block_is_omitted() {
     let cut = ThoughtKind::Readable { text: "half a th".into(), signature: String::new() };
     let sealed = ThoughtKind::Redacted { data: "xyz".into() };
-    let parts = [cut, sealed].map(|kind| Thought { at: 0, kind }).to_vec();
+    let parts = [cut, sealed].map(|kind| Thought { at: 0, calls: 0, kind }).to_vec();
     let thoughts = Some(Thoughts { model: "m".into(), parts, ..Thoughts::default() });
     let messages = messages_with_thinking(vec![
         Item::user("go"),
@@ -147,6 +147,36 @@ fn a_text_before_thinking_keeps_its_place_and_only_the_last_turn_has_to_begin_wi
     let shorter = lines(&messages_with_thinking(items));
     assert_eq!(messages[..shorter.len()], shorter);
     assert_eq!(shorter.last().unwrap(), NEW_RESULTS);
+}
+
+/// A model may think between the calls of one answer. The API refuses the answer if its thinking comes back at another
+/// place.
+#[test]
+fn thinking_between_calls_is_sent_back_between_them() {
+    let thought = |at, calls| {
+        let kind = ThoughtKind::Readable { text: format!("after {calls}"), signature: "sig".into() };
+        Thought { at, calls, kind }
+    };
+    // The last one is at the end of the answer, where the API accepts none.
+    let parts = vec![thought(0, 0), thought(2, 1), thought(2, 1), thought(2, 3)];
+    let thoughts = Some(Thoughts { model: "m".into(), parts, ..Thoughts::default() });
+    let made = ["c1", "c2", "c3"].map(|id| call(id, "t", json!({}))).to_vec();
+    let items = vec![
+        Item::user("go"),
+        Item::Assistant { text: "so".into(), calls: made, thoughts, usage: None },
+        result("c1", "one"),
+        result("c2", "two"),
+        result("c3", "three"),
+    ];
+    let expected = [
+        "user: go",
+        "assistant: <after 0> | so | calls c1 | <after 1> | <after 1> | calls c2 | calls c3",
+        "user: returns c1 | returns c2 | returns c3",
+    ];
+    assert_eq!(lines(&messages_with_thinking(items.clone())), expected);
+    let entries = entries(items);
+    let body = without_cache_breakpoints(body(anthropic::request(&Prompt::new("", &entries, &[]))));
+    assert_eq!(lines(&body["messages"])[1], "assistant: so | calls c1 | calls c2 | calls c3");
 }
 
 fn breakpoints(body: &Value) -> Vec<String> {

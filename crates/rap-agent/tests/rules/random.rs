@@ -45,7 +45,7 @@ fn check_all(mut thread: Thread, lines: &[String]) {
     for line in lines {
         if !thread.is_preparation(line) {
             check_facts_needed(&thread, line);
-            // Whether the input is ignored does not matter here.
+            // It does not matter here whether the input is ignored.
             drop(thread.take(line));
         }
     }

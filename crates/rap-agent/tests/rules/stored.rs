@@ -100,14 +100,14 @@ fn every_kind_of_entry_survives_a_round_trip() {
     let display = vec![Segment::Text("short".into()), diff, Segment::Image(image)];
     let open = ThoughtKind::Readable { text: "hm".into(), signature: "s".into() };
     let sealed = ThoughtKind::Redacted { data: "d".into() };
-    let thoughts = vec![Thought { at: 0, kind: open }, Thought { at: 3, kind: sealed }];
+    let thoughts = vec![Thought { at: 0, calls: 0, kind: open }, Thought { at: 3, calls: 1, kind: sealed }];
     let fields = || serde_json::json!({"reasoning": {"a": [1, "b"]}}).as_object().unwrap().clone();
-    let item = ThoughtKind::Item { item: fields(), calls: 2 };
+    let item = ThoughtKind::Item { item: fields() };
     let usage = rap_agent::Usage { input: 5, output: 2, cached: 1, written: 3, cost: 7 };
     let own = Thoughts {
         model: "m".into(),
         server: Some("https://models.test/v1".into()),
-        parts: vec![Thought { at: 1, kind: item }],
+        parts: vec![Thought { at: 1, calls: 2, kind: item }],
         fields: fields(),
         call_fields: vec![Map::new(), fields()],
     };

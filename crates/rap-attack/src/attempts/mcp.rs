@@ -12,7 +12,6 @@ use crate::stage::{Stage, TOOL};
 use crate::wire::{self, JSON};
 
 const TOPIC: &str = "mcp";
-/// Token of the clients.
 const CLIENT: &str = "s3cret-token-of-mcp-clients";
 
 pub(super) fn all() -> Vec<Attempt> {

@@ -16,7 +16,6 @@ use crate::wire;
 
 const SSRF: &str = "ssrf";
 const WEBHOOKS: &str = "webhooks";
-/// Secret of the sender of webhooks.
 const SECRET: &str = "s3cret-of-the-sender-of-webhooks";
 /// Requests of a model that are open at the same time.
 const AT_ONCE: usize = 8;

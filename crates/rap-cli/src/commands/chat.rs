@@ -221,7 +221,7 @@ impl Conversation {
             self.view.warn(&format!("not sent, because the runtime is down: {text}"))?;
         }
         if self.view.console.is_terminal() {
-            let hint = format!("the agent keeps running; come back with: rap chat {}", self.id);
+            let hint = format!("the agent keeps running; continue with: rap chat {}", self.id);
             self.view.print(&styled(DIM, &hint))?;
         } else if self.idle.status() == Some(Status::Failed) {
             bail!("the agent failed: {}", self.why.unwrap_or_default());
@@ -340,7 +340,7 @@ impl Conversation {
         match command {
             Command::Help => command::HELP.lines().try_for_each(|line| self.view.note(line))?,
             Command::Quit => return Ok(Flow::Exit),
-            Command::Say("") => self.view.warn("what? /say TEXT")?,
+            Command::Say("") => self.view.warn("nothing to send; usage: /say TEXT")?,
             Command::Say(text) => self.say(text)?,
             Command::Image { file, text } => self.attach(&file, text)?,
             Command::Skip if self.questions.put_off() => {}
@@ -351,7 +351,7 @@ impl Conversation {
             Command::Dismiss => self.answer(None, "the default")?,
             Command::Unknown(word) => {
                 self.view.warn(&format!(
-                    "not sent: /{word} is no command; /help lists them, /say /{word} sends it"
+                    "not sent: /{word} is not a command; /help lists them, /say /{word} sends it"
                 ))?;
             }
             Command::Resume => {
@@ -378,7 +378,7 @@ impl Conversation {
         let name = one_line(&attachment.name);
         self.attachments.push(attachment);
         if text.is_empty() {
-            return self.view.note(&format!("{name} goes with your next message"));
+            return self.view.note(&format!("{name} will be sent with your next message"));
         }
         self.say(text)
     }

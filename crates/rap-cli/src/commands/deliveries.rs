@@ -1,7 +1,7 @@
 //! `rap deliveries`: lists deliveries, sent and received, that were refused, retried or given up.
 
 use clap::Subcommand;
-use rap_api::{Deliveries, Delivery, DeliveryKind, DeliveryOutcome, Time};
+use rap_api::{Deliveries, Delivery, DeliveryAttempt, DeliveryKind, DeliveryOutcome, Time};
 
 use super::{Connection, Listing, print, print_json};
 use crate::table::{GREEN, RED, Table, YELLOW, one_line, plain, terminal_width};
@@ -23,7 +23,7 @@ pub enum Command {
         #[command(flatten)]
         listing: Listing,
     },
-    /// Show one delivery and its last attempt.
+    /// Show one delivery and its last attempts.
     Show {
         /// Id of the delivery.
         delivery: String,
@@ -111,13 +111,23 @@ fn show(delivery: &Delivery) -> anyhow::Result<()> {
     };
     let attempts = if *attempts == 1 { "1 attempt".into() } else { format!("{attempts} attempts") };
     let mut text = format!(
-        "{id}: {}{to}{about}\n  {}; {attempts}, first {}, last {}\n  last attempt: {}\n",
+        "{id}: {}{to}{about}\n  {}; {attempts}, first {}, last {}\n",
         label(delivery),
         word(*outcome),
         time_format::relative(delivery.first_at, now),
         time_format::relative(delivery.last_at, now),
-        one_line(detail),
     );
+    if delivery.last_attempts.len() > 1 {
+        let left_out = (delivery.attempts as usize).saturating_sub(delivery.last_attempts.len());
+        if left_out > 0 {
+            text.push_str(&format!("  {left_out} earlier attempts are no longer recorded\n"));
+        }
+        for DeliveryAttempt { at, detail } in &delivery.last_attempts {
+            text.push_str(&format!("  {}  {}\n", time_format::clock(*at, now), one_line(detail)));
+        }
+    } else {
+        text.push_str(&format!("  last attempt: {}\n", one_line(detail)));
+    }
     if let Some(next) = delivery.next_at {
         text.push_str(&format!("  next attempt {}", time_format::relative(next, now)));
         if delivery.kind == DeliveryKind::Invocation {

@@ -90,7 +90,7 @@ pub struct Serve {
     /// Time after which a call becomes a task, if the client supports tasks.
     #[arg(long, value_name = "TIME", default_value = "60s", value_parser = time)]
     task_after: Duration,
-    /// Time after which any other call returns an error and goes on.
+    /// Time after which a client that waits for any other call gets an error. The call itself continues.
     #[arg(long, value_name = "TIME", default_value = "10m", value_parser = time)]
     wait_at_most: Duration,
 }

@@ -23,7 +23,7 @@ const WORD: &str = "This is a test of the connection. Answer with one word: read
 const CALL: &str = "This is a test of tools. Call the tool add with a = 2 and b = 3, and nothing else.\ncall add {\"a\": 2, \"b\": 3}";
 const COLOUR: &str = "Call the tool look, and answer with one word: which colour is the image?";
 
-/// Checks the models of all agents, each once. Fails if one of them does not answer or does not call a tool.
+/// Checks the models of all agents, each once. Fails if one of them fails a check.
 pub async fn check(config: Config) -> anyhow::Result<()> {
     let own = config.agents.iter().flat_map(|agent| agent.model.iter().chain(&agent.fallbacks));
     let uses_common = config.agents.iter().any(|agent| agent.model.is_none());
@@ -43,23 +43,20 @@ pub async fn check(config: Config) -> anyhow::Result<()> {
     }
     match failed.as_slice() {
         [] => Ok(()),
-        names => Err(anyhow::anyhow!("not usable: {}", names.join(", "))),
+        names => Err(anyhow::anyhow!("checks failed: {}", names.join(", "))),
     }
 }
 
-/// Checks one model. Returns true if it answers and calls a tool.
+/// Checks one model. Returns true if it answers, calls a tool and, unless it is configured not to, accepts images. A model that
+/// gives no answer is not asked again.
 async fn check_model(settings: &config::Model, config: &Config) -> anyhow::Result<bool> {
     let model = serve::model(settings.clone(), &config.limits)?;
     print(&format!("{} at {}\n", model_name(settings), model.destination()))?;
     let mut probe = Probe { model, usage: Usage::default() };
-    let word = probe.ask(request(vec![Item::user(WORD)], &[], false), "word", |answer| {
-        if answer.text.trim().is_empty() {
-            Err("the answer is empty".into())
-        } else {
-            Ok(shown(&answer.text))
-        }
-    });
-    let word = word.await?;
+    let word = probe.ask(request(vec![Item::user(WORD)], &[], false), "word", any_text).await?;
+    if word == Outcome::NoAnswer {
+        return Ok(false);
+    }
     let sum = |arguments: &Map<String, serde_json::Value>| {
         arguments.get("a") == Some(&json!(2)) && arguments.get("b") == Some(&json!(3))
     };
@@ -74,25 +71,55 @@ async fn check_model(settings: &config::Model, config: &Config) -> anyhow::Resul
         }
     });
     let call = call.await?;
-    if settings.images {
+    let image = if settings.images {
         let look = [tool("look", "Returns an image.", json!({"type": "object"}))?];
-        let image =
-            probe.ask(request(image_history()?, &look, true), "image", |answer| Ok(shown(&answer.text)));
-        image.await?;
+        let image = probe.ask(request(image_history()?, &look, true), "image", any_text).await?;
+        if image != Outcome::Passed {
+            print("             if the model cannot see images, set images = false in its section\n")?;
+        }
+        image
     } else {
         print("  image      not checked: model.images is false\n")?;
-    }
-    let window = match settings.window.tokens {
-        Some(tokens) => Some(u64::from(tokens)),
-        None => probe.model.window().await,
+        Outcome::Passed
     };
-    let window = window.map_or_else(|| "unknown".into(), |tokens| format!("{tokens} tokens"));
+    let window = match settings.window.tokens {
+        Some(tokens) => format!("{tokens} tokens"),
+        None => window(&*probe.model).await,
+    };
     let Usage { input, output, cost, .. } = probe.usage;
-    let cost = Cost::from_nanos(cost).map_or_else(|| "price unknown".into(), |cost| cost.to_string());
+    let cost = Cost::from_nanos(cost)
+        .map_or_else(|| "price unknown; set input_price and output_price".into(), |cost| cost.to_string());
     print(&format!(
         "  window     {window}\n  cost       {input} input and {output} output tokens, {cost}\n"
     ))?;
-    Ok(word && call)
+    Ok([word, call, image].iter().all(|outcome| *outcome == Outcome::Passed))
+}
+
+fn any_text(answer: &ModelAnswer) -> Result<String, String> {
+    match answer.text.trim().is_empty() {
+        true => Err("the answer is empty".into()),
+        false => Ok(shown(&answer.text)),
+    }
+}
+
+/// Describes the context window of a model without a configured one.
+async fn window(model: &dyn Model) -> String {
+    match model.window().await {
+        None => "unknown".into(),
+        Some(tokens) if model.assumes_window().await => {
+            format!("{tokens} tokens, assumed: its server does not name it; set model.window if you know it")
+        }
+        Some(tokens) => format!("{tokens} tokens"),
+    }
+}
+
+/// Outcome of one check.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+enum Outcome {
+    Passed,
+    /// The answer is not as expected.
+    Failed,
+    NoAnswer,
 }
 
 /// A model that is checked, and what the checks have used.
@@ -102,13 +129,13 @@ struct Probe {
 }
 
 impl Probe {
-    /// Sends a request and prints the outcome. Returns true if the answer is as expected.
+    /// Sends a request and prints the outcome.
     async fn ask(
         &mut self,
         request: ModelRequest,
         what: &str,
         check: impl FnOnce(&ModelAnswer) -> Result<String, String>,
-    ) -> anyhow::Result<bool> {
+    ) -> anyhow::Result<Outcome> {
         let began = Instant::now();
         let spent = request.spent.clone();
         let answer = self.model.ask(request, &mut |_| {}).await;
@@ -118,13 +145,14 @@ impl Probe {
             Err(_) => spent.take(),
         };
         self.usage.add(used);
-        let checked = answer.map_err(|error| error.to_string()).and_then(|answer| check(&answer));
-        let (outcome, detail) = match &checked {
-            Ok(detail) => ("ok", detail),
-            Err(detail) => ("FAILED", detail),
+        let (outcome, detail) = match answer.map(|answer| check(&answer)) {
+            Ok(Ok(detail)) => (Outcome::Passed, detail),
+            Ok(Err(detail)) => (Outcome::Failed, detail),
+            Err(error) => (Outcome::NoAnswer, error.to_string()),
         };
-        print(&format!("  {what:<10} {outcome} ({seconds:.1} s): {}\n", visible::text(detail)))?;
-        Ok(checked.is_ok())
+        let word = if outcome == Outcome::Passed { "ok" } else { "FAILED" };
+        print(&format!("  {what:<10} {word} ({seconds:.1} s): {}\n", visible::text(&detail)))?;
+        Ok(outcome)
     }
 }
 

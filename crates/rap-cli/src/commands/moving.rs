@@ -79,7 +79,7 @@ pub async fn export(arguments: Export, settings: &Settings) -> anyhow::Result<()
     Ok(())
 }
 
-/// Writes to a file beside the given one first, so that the given one is whole when it appears.
+/// Writes to a file beside the given one first, so that the given one is complete when it appears.
 async fn export_to(path: &Path, settings: &Settings, session: Option<&str>) -> anyhow::Result<u64> {
     if path.exists() {
         return Err(WrongUsage(format!("{} exists; name another file", path.display())).into());
@@ -136,7 +136,7 @@ fn describe(imported: &Imported) -> String {
     }
     if let Some(url) = other_url.as_ref().filter(|_| *open_calls > 0) {
         text.push_str(&format!(
-            "  {open_calls} open calls and subscriptions send their results to {url}: make that address lead here\n"
+            "  {open_calls} open calls and subscriptions send their results to {url}: make that address lead to this server\n"
         ));
     }
     text

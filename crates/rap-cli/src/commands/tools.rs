@@ -1,11 +1,12 @@
 //! `rap tools`: lists tool servers, their tools and their errors.
 
 use clap::Subcommand;
-use rap_api::{Tool, ToolServer};
+use rap_api::{HealthState, ServerHealth, Time, Tool, ToolServer};
 use serde_json::{Map, Value};
 
 use super::{Connection, OutputFormat, print, print_json};
 use crate::table::{BOLD, RED, Table, cut, one_line, plain, styled, terminal_width};
+use crate::time_format;
 
 /// Maximum width of a description in a line.
 const DESCRIPTION: usize = 80;
@@ -13,7 +14,7 @@ const DESCRIPTION: usize = 80;
 /// Subcommands of `rap tools`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the tools of all tool servers, one in a line, and the errors of servers that could not be read.
+    /// List the tools of all tool servers, one in a line, and the servers that fail, with their errors.
     Ls {
         /// Show whole descriptions and the schemas of the arguments.
         #[arg(long)]
@@ -41,11 +42,40 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
         print(&one_line_each(&servers).render(terminal_width()))?;
     }
     for server in &servers {
-        for error in &server.errors {
-            print(&format!("{} {}\n", styled(RED, &format!("{}:", one_line(&server.url))), one_line(error)))?;
+        for problem in problems(server) {
+            print(&format!(
+                "{} {}\n",
+                styled(RED, &format!("{}:", one_line(&server.url))),
+                one_line(&problem)
+            ))?;
         }
     }
     Ok(())
+}
+
+/// Returns the errors of a server, and what its last request showed if that is not among them.
+fn problems(server: &ToolServer) -> Vec<String> {
+    let mut problems = server.errors.clone();
+    let is_known = |why: &str| server.errors.iter().any(|error| error == why);
+    match &server.health {
+        Some(ServerHealth { state: HealthState::Failing, last_failure: Some(why), .. }) if is_known(why) => {}
+        Some(health) if health.state == HealthState::Failing => problems.push(failing(health)),
+        Some(health) if health.state == HealthState::Starting => {
+            problems.push("its process is starting".into())
+        }
+        _ => {}
+    }
+    problems
+}
+
+/// Describes the last failure: `failing, 3 s ago: answered 503; next attempt in 4 s`.
+fn failing(health: &ServerHealth) -> String {
+    let now = Time::now();
+    let at =
+        health.last_failure_at.map(|at| format!(", {}", time_format::relative(at, now))).unwrap_or_default();
+    let why = health.last_failure.as_deref().unwrap_or("the reason is unknown");
+    let next = health.next_attempt_at.map(|at| format!("; next attempt {}", time_format::relative(at, now)));
+    format!("failing{at}: {why}{}", next.unwrap_or_default())
 }
 
 /// Lists each tool in one line, with the URL of its server and the beginning of its description.

@@ -97,30 +97,42 @@ fn read_models(
     diagnostics: &mut Diagnostics,
     common: &Common<'_>,
 ) -> Vec<Model> {
-    let mut all: Vec<Setting> = model.into_iter().collect();
+    let mut all: Vec<(Keys, Setting)> = model.into_iter().map(|setting| (ONE, setting)).collect();
     match models {
-        Some(Setting { value: Value::List(items), .. }) if items.len() <= MAX_MODELS => all.extend(items),
+        Some(Setting { value: Value::List(items), .. }) if items.len() <= MAX_MODELS => {
+            all.extend(items.into_iter().map(|setting| (LIST, setting)));
+        }
         Some(Setting { location, .. }) => read_within("agent", Table::new(), diagnostics, |section| {
             let expected = "an array of at most 8 names of models or tables with the keys of [model]";
             section.refuse("models", location, Problem::Expected(expected));
         }),
         None => {}
     }
-    all.into_iter().filter_map(|setting| read_own_model(setting, diagnostics, common)).collect()
+    all.into_iter().filter_map(|(keys, setting)| read_own_model(keys, setting, diagnostics, common)).collect()
 }
 
-/// Reads `agent.model`: the name of another model of the common provider, or a table like [model].
-fn read_own_model(setting: Setting, diagnostics: &mut Diagnostics, common: &Common<'_>) -> Option<Model> {
+/// Names of a setting in mistakes: in its section, and as a section of its own.
+type Keys = (&'static str, &'static str);
+const ONE: Keys = ("model", "agent.model");
+const LIST: Keys = ("models", "agent.models");
+
+/// Reads one model: the name of another model of the common provider, or a table like [model].
+fn read_own_model(
+    (key, section): Keys,
+    setting: Setting,
+    diagnostics: &mut Diagnostics,
+    common: &Common<'_>,
+) -> Option<Model> {
     let Setting { value, location } = setting;
     match value {
-        Value::Table(table) => Some(read_within("agent.model", table, diagnostics, |section| {
-            read_model(section, common.resolver)
-        })),
+        Value::Table(table) => {
+            Some(read_within(section, table, diagnostics, |section| read_model(section, common.resolver)))
+        }
         value => read_in(
             "agent",
-            Table::from([("model".into(), Setting { value, location })]),
+            Table::from([(key.into(), Setting { value, location })]),
             diagnostics,
-            |section| section.read("model", |setting| model_by_name(setting, common.model)),
+            |section| section.read(key, |setting| model_by_name(setting, common.model)),
         ),
     }
 }

@@ -27,8 +27,9 @@ pub(super) fn read_model(section: &mut Section<'_>, resolver: &Resolver<'_>) -> 
     let defaults = Config::default().model;
     let location = section.location_of("provider");
     let provider = section.read("provider", provider).unwrap_or(defaults.provider);
-    if let Some(location) = location {
-        require(section, &location, provider.kind);
+    match location {
+        Some(location) => require(section, &location, provider.kind),
+        None => require_provider(section),
     }
     let name = section.read("name", non_empty_text).unwrap_or_default();
     let base_url = section.read("base_url", value::base_url).as_ref().map(BaseUrl::to_url);
@@ -59,6 +60,17 @@ fn require(section: &mut Section<'_>, location: &Location, kind: Kind) {
     }
     if section.location_of("base_url").is_none() && section.location_of("api_key").is_none() {
         section.refuse("api_key", location.clone(), Problem::Missing(key_hint));
+    }
+}
+
+/// Refuses the settings of a model on a server without its provider: the default one, which needs no server, would ignore them.
+/// Other software may set variables with such names.
+fn require_provider(section: &mut Section<'_>) {
+    let given = ["name", "base_url", "api_key"].into_iter().filter_map(|key| section.location_of(key));
+    let given = given.into_iter().find(|location| !matches!(location, Location::Variable(_)));
+    if let (Some(location), None) = (given, section.location_of("script")) {
+        let why = "name the provider of the model, such as \"openai\" or \"anthropic\"";
+        section.refuse("provider", location, Problem::Missing(why));
     }
 }
 

@@ -1,4 +1,4 @@
-//! Reads `[[notify]]` tables: destinations of messages to people who are away.
+//! Reads `[[notify]]` tables: destinations of alerts.
 
 use rap_agent::Attention;
 use rap_protocol::EndpointUrl;

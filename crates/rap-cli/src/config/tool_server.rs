@@ -198,7 +198,6 @@ fn read_client_tls(
     })
 }
 
-/// Reads `server.tls`.
 pub(super) fn read_server_tls(
     setting: Setting,
     diagnostics: &mut Diagnostics,

@@ -163,7 +163,7 @@ fn questions_are_answered_and_calls_interrupted_on_a_terminal() {
     chat.until_screen("the answer", |screen| agent_says(screen, "two"));
     chat.type_in("\x04");
     assert_eq!(chat.exit(), Some(0));
-    assert!(chat.screen().trim_end().ends_with("come back with: rap chat t"), "{}", chat.screen());
+    assert!(chat.screen().trim_end().ends_with("continue with: rap chat t"), "{}", chat.screen());
     assert_eq!(runtime.json(&["threads", "show", "t", "--json"])["status"], "idle");
 }
 

@@ -155,7 +155,7 @@ async fn a_subscription_is_a_resource_with_updates() {
     let shown: Value = serde_json::from_str(read["contents"][0]["text"].as_str().unwrap()).unwrap();
     assert_eq!(shown["status"], "active");
     assert_eq!(shown["events"], json!([{"number": 1, "text": "one", "final": false}]));
-    // `read_call` waits for news.
+    // `read_call` waits for new events.
     let reading =
         json!({"name": "read_call", "arguments": {"id": call.id(), "after": 1, "wait_seconds": 60}});
     let reading = client.send("tools/call", reading).await;

@@ -55,15 +55,54 @@ async fn a_model_that_does_not_work_is_named_and_its_errors_are_shown() {
     let (directory, model) = (tempfile::tempdir().unwrap(), ModelServer::start().await);
     let settings = format!("[model]\n{}\nwindow = 50000\nimages = false\n", model.lines());
     std::fs::write(directory.path().join("rap.toml"), settings).unwrap();
-    model.answer(Reply::Full(401, None, "{\"error\": \"wrong key sk-key\"}".into()));
+    model.says("ready");
     model.says("I cannot call tools.");
     let output = rap(directory.path(), &["models", "check"]).await;
     let shown = lines(&output);
-    assert_eq!(shown[1], "  word       FAILED: the model's server answered 401: wrong key [key]");
+    assert_eq!(shown[1], "  word       ok: ready");
     assert_eq!(shown[2], "  tool call  FAILED: it did not call the tool; it answered: I cannot call tools.");
     assert_eq!(shown[3], "  image      not checked: model.images is false");
-    assert_eq!(shown[5], "  cost       10 input and 3 output tokens, price unknown");
-    assert_eq!((output.status.code(), &*text(&output.stderr)), (Some(1), "rap: not usable: gpt (openai)\n"));
+    let cost = "20 input and 6 output tokens, price unknown; set input_price and output_price";
+    assert_eq!(shown[5], format!("  cost       {cost}"));
+    let failed = (Some(1), "rap: checks failed: gpt (openai)\n");
+    assert_eq!((output.status.code(), &*text(&output.stderr)), failed);
+
+    // A model that gives no answer is not asked again.
+    model.answer(Reply::Full(401, None, "{\"error\": \"wrong key sk-key\"}".into()));
+    let output = rap(directory.path(), &["models", "check"]).await;
+    let shown = lines(&output);
+    assert_eq!(shown[1..], ["  word       FAILED: the model's server answered 401: wrong key [key]"]);
+    assert_eq!((output.status.code(), &*text(&output.stderr)), failed);
+    assert_eq!(model.questions(), 3);
+}
+
+/// A model that is configured to see images, as by default, has to accept one. The window is not presented as that of the
+/// server if the server does not name it.
+#[tokio::test]
+async fn a_model_without_images_and_a_window_that_is_assumed_are_named() {
+    let (directory, model) = (tempfile::tempdir().unwrap(), ModelServer::start().await);
+    std::fs::write(directory.path().join("rap.toml"), format!("[model]\n{}\n", model.lines())).unwrap();
+    for (list, window) in [
+        ("{\"data\": [{\"id\": \"gpt\", \"max_model_len\": 9000}]}", "9000 tokens"),
+        (
+            "{\"data\": [{\"id\": \"gpt\"}]}",
+            "128000 tokens, assumed: its server does not name it; set model.window if you know it",
+        ),
+    ] {
+        model.says("ready");
+        model.calls(&[("c", "add", json!({"a": 2, "b": 3}))]);
+        model.answer(Reply::Full(400, None, "{\"error\": \"this model has no eyes\"}".into()));
+        model.answer_next("/v1/models", Reply::Full(200, None, list.into()));
+        let output = rap(directory.path(), &["models", "check"]).await;
+        let shown = lines(&output);
+        assert_eq!(shown[3], "  image      FAILED: the model's server answered 400: this model has no eyes");
+        assert_eq!(
+            shown[4],
+            "             if the model cannot see images, set images = false in its section"
+        );
+        assert_eq!(shown[5], format!("  window     {window}"));
+        assert_eq!(output.status.code(), Some(1), "{output:?}");
+    }
 }
 
 #[tokio::test]
@@ -88,6 +127,8 @@ async fn the_scripted_model_passes_and_init_writes_a_provider() {
     assert!(text(&output.stdout).starts_with("scripted at "), "{output:?}");
     let output = rap(directory.path(), &["init", "--provider", "anthropic"]).await;
     assert_eq!(output.status.code(), Some(0), "{output:?}");
+    let next = "wrote rap.toml; `rap serve` reads it; set ANTHROPIC_API_KEY, then try the model with `rap models check`\n";
+    assert_eq!(text(&output.stdout), next);
     let written = std::fs::read_to_string(directory.path().join("rap.toml")).unwrap();
     assert!(written.contains("\nprovider = \"anthropic\"\n"), "{written}");
     let output = rap(directory.path(), &["init", "--force", "--provider", "acme"]).await;

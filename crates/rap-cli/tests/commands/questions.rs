@@ -42,7 +42,7 @@ fn an_approval_stays_open_and_answerable_after_something_else_is_said() {
     let tail = runtime.ok(&["threads", "tail", &thread, "--once"]);
     assert!(tail.contains("not started: the call waits until the user allows it"), "{tail}");
     assert!(runtime.ok(&["calls", "ls"]).contains("waits for approval"));
-    // A number that is no choice goes nowhere.
+    // A number that is not a choice is not sent.
     chat.type_in("7\r");
     chat.until_screen("the refusal", |screen| screen.contains("`7` is none of the choices"));
     chat.type_in("y\r");
@@ -105,10 +105,14 @@ fn an_image_is_sent_from_a_file_and_mistakes_are_named() {
     chat.type_in("/image /no/such.png\r");
     chat.until_screen("no such file", |screen| screen.contains("not attached: cannot read /no/such.png"));
     chat.type_in(&format!("/image {}\r", text_file.display()));
-    chat.until_screen("not an image", |screen| screen.contains("is no image that models accept"));
+    chat.until_screen("not an image", |screen| {
+        screen.contains("is not an image of a type that models accept")
+    });
     // A pasted path of an image attaches it.
     chat.type_in(&format!("'{}'\r", path.display()));
-    chat.until_screen("the attachment", |screen| screen.contains("my cat.png goes with your next message"));
+    chat.until_screen("the attachment", |screen| {
+        screen.contains("my cat.png will be sent with your next message")
+    });
     chat.type_in("say a cat\r");
     chat.until_screen("the message", |screen| screen.contains("you     say a cat [image: my cat.png]"));
     chat.until_screen("the answer", |screen| screen.contains("agent   a cat"));
@@ -131,7 +135,7 @@ fn the_last_thread_is_continued_and_its_usage_is_shown() {
     chat.type_in("/usage\r");
     chat.until_screen("the usage", |screen| screen.contains("2 turns; ") && screen.contains("tokens in"));
     chat.type_in("/nonsense\r");
-    chat.until_screen("the mistake", |screen| screen.contains("/nonsense is no command"));
+    chat.until_screen("the mistake", |screen| screen.contains("/nonsense is not a command"));
     chat.type_in("/quit\r");
     assert_eq!(chat.exit(), Some(0));
 }

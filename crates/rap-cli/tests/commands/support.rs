@@ -76,7 +76,7 @@ async fn news(_: News, subscribe: Subscribe) -> Result<()> {
     std::future::pending().await
 }
 
-/// Shows progress and a view, and goes on until it is cancelled.
+/// Shows progress and a view, and runs until it is cancelled.
 #[derive(Deserialize, JsonSchema)]
 struct Build {}
 

@@ -17,7 +17,7 @@ fn a_runtime_is_watched_and_the_terminal_is_restored() {
             && screen.contains("Open calls (1)")
     });
     assert_ne!(top.modes().local_modes, before.local_modes);
-    // News appear by themselves.
+    // Changes appear without a key press.
     runtime.ok(&["threads", "new", "call echo {\"text\": \"x\"}", "--id", "asks"]);
     top.until_screen("the question", |screen| {
         screen.contains("Needs a person (1)") && screen.contains("asks") && screen.contains("Allow echo")

@@ -137,6 +137,70 @@ const scenarios = {
     check(page.problems.length === 0, page.problems.join('\n'));
   },
 
+  /** Images are attached to a message, shown before it is sent and in the conversation. Those of a tool are shown, too. */
+  async images(browser) {
+    const page = await open(browser);
+    const pixel = Buffer.from('iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg==', 'base64');
+    await page.goto(`${base}/threads`);
+    await button(page, 'New thread').click();
+    const choose = (name, mimeType, buffer) => page.locator('input[type=file]').setInputFiles({ name, mimeType, buffer });
+    await choose('notes.txt', 'text/plain', Buffer.from('no image'));
+    await page.getByText('notes.txt is not a PNG, JPEG, GIF or WebP image.').waitFor();
+    await choose('one.png', 'image/png', pixel);
+    await page.getByRole('img', { name: 'one.png' }).waitFor();
+    await choose('two.png', 'image/png', pixel);
+    await page.getByRole('button', { name: 'Remove two.png' }).click();
+    check(await page.getByRole('list', { name: 'Attached images' }).getByRole('img').count() === 1, 'one image is left');
+    await inspect(page, 'new thread with an image');
+    await send(page, 'say a picture');
+    await page.waitForURL(/\/threads\/[^/]+$/);
+    await log(page).locator('.user .picture').waitFor();
+    // A picture without any text.
+    await choose('three.png', 'image/png', pixel);
+    await page.getByRole('img', { name: 'three.png' }).waitFor();
+    await button(page, 'Send').click();
+    await log(page).locator('.user .picture').nth(1).waitFor();
+    check(await page.getByRole('list', { name: 'Attached images' }).isHidden(), 'sent images are no longer attached');
+    const loaded = await log(page).locator('.picture').evaluateAll((images) => images.every((image) => image.naturalWidth === 1));
+    check(loaded, 'the images are shown');
+    const history = await api(`/v1${new URL(page.url()).pathname}/history`);
+    const content = history.entries.filter((entry) => entry.kind === 'user').map((entry) => entry.content.length);
+    check(JSON.stringify(content) === '[1,1]', JSON.stringify(content));
+    await inspect(page, 'conversation with images');
+    await shot(page, 'images');
+    check(page.problems.length === 0, page.problems.join('\n'));
+  },
+
+  /** Each attempt of a delivery, and the health of a tool server that fails and works again. */
+  async deliveries(browser) {
+    const page = await open(browser);
+    await newThread(page, 'say hello');
+    await page.goto(`${base}/tools`);
+    await page.locator('.server .badge').filter({ hasText: 'ok' }).waitFor();
+    console.log('break');
+    await newThread(page, 'call work');
+    await statusIs(page, 'waiting');
+    await page.goto(`${base}/tools`);
+    await page.locator('.server .badge').filter({ hasText: 'failing' }).waitFor();
+    await page.getByText(/last failure .*: answered 503/).waitFor();
+    await inspect(page, 'a failing tool server');
+    await shot(page, 'tools-failing');
+    await page.goto(`${base}/deliveries`);
+    const row = page.getByRole('row').filter({ hasText: 'retrying' });
+    await row.getByRole('button', { name: /Redeliver/ }).click();
+    await row.locator('summary').click();
+    await row.getByRole('listitem').filter({ hasText: 'answered 503' }).nth(1).waitFor();
+    await inspect(page, 'attempts of a delivery');
+    await shot(page, 'attempts');
+    console.log('mend');
+    await page.reload();
+    await page.getByRole('button', { name: /Redeliver/ }).click();
+    await page.getByRole('row').filter({ hasText: 'delivered' }).waitFor();
+    await page.goto(`${base}/tools`);
+    await page.locator('.server .badge').filter({ hasText: 'ok' }).waitFor();
+    check(page.problems.length === 0, page.problems.join('\n'));
+  },
+
   /** Questions appear live and are answered in place, in the inbox and in the thread. */
   async inbox(browser) {
     const page = await open(browser);

@@ -9,7 +9,9 @@ use std::io::{BufRead, BufReader, Read};
 use std::path::Path;
 use std::process::Stdio;
 
-use rap_testkit::{Process, Rap, Setup, browser, programs};
+use rap_testkit::peer::Reply;
+use rap_testkit::tools::INVOKE;
+use rap_testkit::{Process, Rap, Setup, Tools, browser, programs};
 use tempfile::TempDir;
 
 const TOKEN: &str = "token-of-the-operator";
@@ -17,15 +19,14 @@ const TOKEN: &str = "token-of-the-operator";
 /// A runtime with a tool server.
 struct Stage {
     rap: Rap,
-    _tools: Process,
-    _data: TempDir,
+    _tools: Option<(Process, TempDir)>,
 }
 
 fn stage(setup: Setup) -> Stage {
     let data = tempfile::tempdir().unwrap();
     let tools = Process::start(programs::example("kitchen_sink", data.path(), &[]));
     let setup = setup.tool_server(&tools.url).agent("name = \"default\"\napprove = [\"fail\"]");
-    Stage { rap: setup.start(), _tools: tools, _data: data }
+    Stage { rap: setup.start(), _tools: Some((tools, data)) }
 }
 
 /// Runs a scenario of `browser.mjs`. `on_line` gets each line that it prints.
@@ -58,6 +59,24 @@ fn passes(scenario: &str, setup: Setup) {
 #[test]
 fn a_person_talks_to_an_agent_and_uses_every_button() {
     passes("conversation", Setup::new());
+}
+
+#[test]
+fn images_are_attached_to_messages_and_shown() {
+    passes("images", Setup::new());
+}
+
+/// The tool server fails when the script says so, and works again later.
+#[test]
+fn attempts_of_deliveries_and_the_health_of_tool_servers_are_shown() {
+    let tokio = tokio::runtime::Runtime::new().unwrap();
+    let tools = tokio.block_on(Tools::start());
+    let mut stage = Stage { rap: Setup::new().tools(&tools).start(), _tools: None };
+    run("deliveries", &mut stage, |_, line| match line {
+        "break" => tools.answer_always(INVOKE, Reply::Status(503)),
+        "mend" => tools.answer_always(INVOKE, Reply::Status(200)),
+        _ => {}
+    });
 }
 
 #[test]

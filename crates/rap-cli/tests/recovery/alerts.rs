@@ -1,4 +1,4 @@
-//! `[[notify]]`: people who are away are told once about each transition, also across crashes.
+//! `[[notify]]`: people are told once about each transition, even across crashes.
 
 use rap_io::webhook::SigningKeys;
 use rap_protocol::{Secret, Timestamp};

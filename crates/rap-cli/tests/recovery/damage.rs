@@ -1,4 +1,4 @@
-//! Damaged rows in a real database: the thread is set aside, all others go on, and `rap doctor` explains the damage.
+//! Damaged rows in a real database: the thread is set aside, all others continue, and `rap doctor` explains the damage.
 
 use std::path::Path;
 

@@ -131,7 +131,7 @@ async fn nothing_acknowledged_is_lost_when_the_primary_is_killed_under_load() {
         refused.extend(sent.refused);
     }
     eprintln!("{} messages were acknowledged, {} refused", kept.len(), refused.len());
-    // Everything goes on by itself.
+    // Everything continues automatically.
     let retried = tools.invocation().await;
     for (thread, call) in [("calls", &call), ("retries", &retried)] {
         until("the result is accepted", async || {

@@ -88,7 +88,7 @@ async fn until_acknowledged(api: &Api, thread: &str) {
     .await;
 }
 
-/// Which process a call reaches depends neither on the node that the message reached nor on the one that checks, cancels or
+/// The process that a call reaches depends neither on the node that the message reached nor on the one that checks, cancels or
 /// closes.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_calls_of_a_started_tool_server_are_in_one_process_of_the_fleet() {

@@ -1,4 +1,4 @@
-//! `rap serve` on Postgres: kills, a database that is away, and nodes that do not belong to it.
+//! `rap serve` on Postgres: kills, a database that is unavailable, and nodes that do not belong to it.
 
 use rap_testkit::peer::Reply;
 use rap_testkit::postgres::{Database, Server};

@@ -458,7 +458,8 @@ async fn several_stale_calls_cause_one_refresh() {
 async fn a_schema_that_takes_too_long_to_check_is_refused_and_blocks_nothing() {
     let (hostile, tools) = (Tools::offering("hostile", &["bomb"]).await, Tools::start().await);
     let twice = |next: usize| json!({"allOf": [{"$ref": format!("#/$defs/{next}")}, {"$ref": format!("#/$defs/{next}")}]});
-    let mut parts: serde_json::Map<_, _> = (0..25).map(|no| (no.to_string(), twice(no + 1))).collect();
+    let mut parts: serde_json::Map<_, _> =
+        (0..25).map(|number| (number.to_string(), twice(number + 1))).collect();
     parts.insert("25".into(), json!({}));
     let bomb =
         with(tool("bomb"), json!({"inputSchema": {"type": "object", "$ref": "#/$defs/0", "$defs": parts}}));

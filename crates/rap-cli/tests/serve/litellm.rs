@@ -172,8 +172,56 @@ async fn converse(rap: &Rap, tools: &Tools, backend: &impl Backend) {
     let forked = rap.post(&format!("/v1/threads/{thread}/fork"), &json!({})).await.expect(201);
     let fork = forked["id"].as_str().unwrap().to_owned();
     backend.says("In the fork.");
-    rap.say(&fork, "are you a fork?").await;
+    let message = json!({"text": "are you a fork?", "content": [image]});
+    rap.post(&format!("/v1/threads/{fork}/messages"), &message).await.expect(202);
     rap.until_line(&fork, "assistant: In the fork.").await;
+}
+
+/// Texts of the conversation that the last request of the fork contains.
+const HISTORY: [&str; 12] = [
+    "go",
+    "Both done.",
+    "one",
+    "watching",
+    "tick",
+    "An event.",
+    "interrupted",
+    "After the interruption.",
+    "dig",
+    "Fine.",
+    "are you a fork?",
+    PNG,
+];
+
+/// Checks that nothing of the history was lost on its way through the proxy: its texts, and a result for each call, by
+/// these names of their ids.
+fn check_history(request: &Value, call_id: &str, result_id: &str) {
+    let text = request.to_string();
+    for part in HISTORY {
+        assert!(text.contains(part), "{part} is not in {text}");
+    }
+    let mut ids = [Vec::new(), Vec::new()];
+    collect(request, &mut |block| {
+        let is_call = block["type"] == "tool_use"
+            || block.get("function").is_some_and(|f| f.get("arguments").is_some());
+        ids[0].extend(block[call_id].as_str().filter(|_| is_call).map(str::to_owned));
+        ids[1].extend(block[result_id].as_str().map(str::to_owned));
+    });
+    ids.iter_mut().for_each(|ids| ids.sort());
+    // Two parallel calls, an event, an interrupted call and a spawned child.
+    assert!(ids[0].len() >= 5 && ids[0] == ids[1], "{ids:?} in {text}");
+}
+
+/// Calls a function with every object in a document.
+fn collect(value: &Value, found: &mut impl FnMut(&Value)) {
+    match value {
+        Value::Object(members) => {
+            found(value);
+            members.values().for_each(|member| collect(member, found));
+        }
+        Value::Array(items) => items.iter().for_each(|item| collect(item, found)),
+        _ => {}
+    }
 }
 
 /// A red square of 8 by 8 pixels.
@@ -186,9 +234,7 @@ async fn a_proxy_accepts_a_full_history_through_the_openai_api() {
     let proxy = Proxy::start("anthropic/claude", &backend.url).await;
     let rap = Setup::new().tools(&tools).model(&proxy.lines("openai", "/v1")).start();
     converse(&rap, &tools, &backend).await;
-    // The image went through the proxy, too.
-    let requests = backend.all("/v1/messages");
-    assert!(requests.last().unwrap().body.to_string().contains(PNG), "{:?}", requests.last());
+    check_history(&backend.all("/v1/messages").last().unwrap().body, "id", "tool_use_id");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -197,6 +243,7 @@ async fn a_proxy_accepts_a_full_history_through_the_anthropic_api() {
     let proxy = Proxy::start("hosted_vllm/gpt", &format!("{}/v1", backend.url)).await;
     let rap = Setup::new().tools(&tools).model(&proxy.lines("anthropic", "")).start();
     converse(&rap, &tools, &backend).await;
+    check_history(&backend.all("/v1/chat/completions").last().unwrap().body, "id", "tool_call_id");
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -205,6 +252,5 @@ async fn a_proxy_accepts_a_full_history_through_the_responses_api() {
     let proxy = Proxy::start("anthropic/claude", &backend.url).await;
     let rap = Setup::new().tools(&tools).model(&proxy.lines("openai-responses", "/v1")).start();
     converse(&rap, &tools, &backend).await;
-    let requests = backend.all("/v1/messages");
-    assert!(requests.last().unwrap().body.to_string().contains(PNG), "{:?}", requests.last());
+    check_history(&backend.all("/v1/messages").last().unwrap().body, "id", "tool_use_id");
 }

@@ -57,7 +57,7 @@ fn check_labels(labels: &str) {
         let (name, value) = label.split_once('=').unwrap_or_else(|| panic!("{labels}"));
         assert!(name.chars().all(|c| c.is_ascii_lowercase()), "{labels}");
         let value = value.strip_prefix('"').and_then(|value| value.strip_suffix('"'));
-        let word = |c: char| c.is_ascii_alphanumeric() || "_.+".contains(c);
+        let word = |c: char| c.is_ascii_alphanumeric() || "_.+-".contains(c);
         assert!(value.is_some_and(|value| !value.is_empty() && value.chars().all(word)), "{labels}");
     }
 }
@@ -121,9 +121,6 @@ async fn threads_steps_calls_deliveries_and_the_model_are_counted() {
         ("rap_deliveries_total{kind=\"callback\",outcome=\"delivered\"}", 1.0),
         ("rap_deliveries_total{kind=\"callback\",outcome=\"refused\"}", 1.0),
         ("rap_callback_seconds_count", 1.0),
-        ("rap_model_questions_total{outcome=\"answered\"}", 2.0),
-        ("rap_model_tokens_total{kind=\"input\"}", 20.0),
-        ("rap_model_tokens_total{kind=\"output\"}", 6.0),
         ("rap_model_seconds_count", 2.0),
         ("rap_model_first_words_seconds_count", 1.0),
         ("rap_effects_waiting{kind=\"ask\"}", 0.0),
@@ -134,10 +131,76 @@ async fn threads_steps_calls_deliveries_and_the_model_are_counted() {
     for (name, expected) in table {
         assert_eq!(samples[name], expected, "{name}");
     }
+    let of_model = [
+        ("rap_model_questions_total{outcome=\"answered\",", 2.0),
+        ("rap_model_questions_total{outcome=\"failed\",", 0.0),
+        ("rap_model_tokens_total{kind=\"input\",", 20.0),
+        ("rap_model_tokens_total{kind=\"output\",", 6.0),
+        ("rap_model_cost_dollars_total{", 0.0),
+    ];
+    for (begin, expected) in of_model {
+        let name = format!("{begin}agent=\"default\",model=\"gpt\",provider=\"openai\"}}");
+        assert_eq!(samples[&name], expected, "{name}");
+    }
     assert!(samples["rap_steps_total{outcome=\"applied\"}"] >= 4.0, "{samples:?}");
     assert!(samples["rap_step_commit_seconds_count"] >= 4.0);
     assert!(samples["rap_commit_jobs_sum"] >= samples["rap_commit_jobs_count"]);
     assert!(samples["rap_commit_seconds_count"] == samples["rap_commit_jobs_count"]);
+}
+
+/// Requests, tokens and costs have the agent, the model and the provider as labels. Two models of an agent that differ only
+/// by their servers are summed up.
+#[tokio::test]
+async fn tokens_and_costs_are_counted_by_agent_and_model() {
+    let (first, second) = (ModelServer::start().await, ModelServer::start().await);
+    let table = |server: &ModelServer, name: &str| {
+        format!(
+            "{{ provider = \"openai\", name = \"{name}\", api_key = \"sk-key\", base_url = \"{}/v1\", \
+             input_price = 1, output_price = 2 }}",
+            server.url
+        )
+    };
+    let models = |name: &str, models: &[String]| {
+        format!("name = \"{name}\"\nfallback_after = \"0s\"\nmodels = [{}]", models.join(", "))
+    };
+    let setup = Setup::new().agent(&models("one", &[table(&first, "big"), table(&second, "small")]));
+    let rap = setup.agent(&models("two", &[table(&first, "big"), table(&second, "big")])).start();
+    // The cut answer of the first model is paid for, too.
+    let usage =
+        json!({"prompt_tokens": 500, "completion_tokens": 1, "prompt_tokens_details": {"cached_tokens": 8}});
+    let cut = format!("data: {}\n\n", json!({"choices": [{"delta": {"content": "ha"}}], "usage": usage}));
+    for agent in ["one", "two"] {
+        let kind = ("content-type", "text/event-stream".to_owned());
+        first.answer(Reply::Full(200, Some(kind), cut.clone().into()));
+        second.says_to(1_000, "Here.");
+        let new = json!({"id": agent, "agent": agent, "message": "hi"});
+        rap.post("/v1/threads", &new).await.expect(201);
+        rap.until_line(agent, "assistant: Here.").await;
+    }
+    let samples = scrape(&rap).await;
+    let count = |name: &str, part: &str, agent: &str, model: &str| {
+        samples[&format!("{name}{{{part}agent=\"{agent}\",model=\"{model}\",provider=\"openai\"}}")]
+    };
+    let tokens = |agent: &str, model: &str| {
+        ["input", "cached", "output"]
+            .map(|kind| count("rap_model_tokens_total", &format!("kind=\"{kind}\","), agent, model))
+    };
+    assert_eq!(tokens("one", "big"), [500.0, 8.0, 1.0]);
+    assert_eq!(tokens("one", "small"), [1_000.0, 0.0, 3.0]);
+    assert_eq!(tokens("two", "big"), [1_500.0, 8.0, 4.0]);
+    let costs = [("one", "big"), ("one", "small"), ("two", "big")]
+        .map(|(agent, model)| count("rap_model_cost_dollars_total", "", agent, model));
+    assert_eq!(costs, [0.000_502, 0.001_006, 0.001_508]);
+    let requests = |outcome: &str, agent: &str, model: &str| {
+        count("rap_model_questions_total", &format!("outcome=\"{outcome}\","), agent, model)
+    };
+    assert_eq!((requests("failed", "one", "big"), requests("answered", "one", "big")), (1.0, 0.0));
+    assert_eq!((requests("failed", "one", "small"), requests("answered", "one", "small")), (0.0, 1.0));
+    assert_eq!((requests("failed", "two", "big"), requests("answered", "two", "big")), (1.0, 1.0));
+    let (code, shown) = rap.command(&["top", "--once"]);
+    assert_eq!(code, Some(0), "{shown}");
+    assert!(shown.contains("model requests: answered 2, failed 2, refused 0"), "{shown}");
+    assert!(shown.contains("tokens: 3,000 in (16 cached), 8 out; cost $0.0030"), "{shown}");
 }
 
 #[tokio::test]

@@ -271,6 +271,21 @@ async fn a_model_request_is_dropped_when_the_user_sends_a_message() {
 }
 
 #[tokio::test]
+async fn a_pause_that_a_server_asks_for_is_bounded() {
+    let model = ModelServer::start().await;
+    let rap = Setup::new().model(&model.lines()).start();
+    rap.post("/v1/threads", &json!({"id": "t"})).await.expect(201);
+    let mut stream = Stream::of(&rap, "t").await;
+    stream.until("status").await;
+    model.answer(Reply::Full(429, Some(("retry-after", "86400".into())), "slow down".into()));
+    rap.say("t", "hi").await;
+    let notice = stream.until("notice").await;
+    let text = notice["text"].as_str().unwrap();
+    let is_bounded = ["in 600.0s", "in 599."].iter().any(|pause| text.contains(pause));
+    assert!(text.contains("answered 429: slow down") && is_bounded, "{text}");
+}
+
+#[tokio::test]
 async fn tokens_and_costs_are_counted_for_each_turn_and_thread() {
     let model = ModelServer::start().await;
     let prices = "input_price = 2.50\noutput_price = 10\ncached_price = \"0.25\"";
@@ -294,7 +309,8 @@ async fn tokens_and_costs_are_counted_for_each_turn_and_thread() {
     assert!(shown.contains("3,000 tokens in, 6 out; cost $0.0076"), "{shown}");
     assert!(shown.contains("last answer: 2,000 tokens in, 3 out; cost $0.0050"), "{shown}");
     let metrics = rap.send("GET", "/metrics", &[], b"").await.text;
-    assert!(metrics.contains("rap_model_cost_dollars_total 0.00756"), "{metrics}");
+    let labels = "agent=\"default\",model=\"gpt\",provider=\"openai\"";
+    assert!(metrics.contains(&format!("rap_model_cost_dollars_total{{{labels}}} 0.00756")), "{metrics}");
 }
 
 #[tokio::test]
@@ -370,7 +386,8 @@ async fn a_budget_counts_the_tokens_of_an_answer_that_was_dropped() {
     // Each of the three requests has 100 input tokens, of which 90 are cached.
     assert_eq!((&idle["usage"]["input"], &idle["usage"]["cached"]), (&json!(300), &json!(270)), "{idle}");
     let metrics = rap.send("GET", "/metrics", &[], b"").await.text;
-    assert!(metrics.contains("rap_model_tokens_total{kind=\"input\"} 300"), "{metrics}");
+    let labels = "kind=\"input\",agent=\"default\",model=\"claude\",provider=\"anthropic\"";
+    assert!(metrics.contains(&format!("rap_model_tokens_total{{{labels}}} 300")), "{metrics}");
 }
 
 #[tokio::test]

@@ -4,7 +4,7 @@
 use rap_agent::prompt::SUMMARY_INSTRUCTIONS;
 use rap_testkit::model::{ModelServer, messages};
 use rap_testkit::peer::Reply;
-use rap_testkit::{Rap, Setup, Tools};
+use rap_testkit::{Rap, Setup, Tools, until};
 use serde_json::{Value, json};
 
 /// Text before a summary in a prompt.
@@ -69,6 +69,12 @@ async fn above_summarise_at_a_summary_replaces_the_answered_entries() {
     assert_eq!(transcript[5..], ["summary to 3: The user greeted.", "assistant: Fine."]);
     let idle = rap.until_idle(&thread).await;
     assert_eq!((&idle["turn"], &idle["usage"]["input"]), (&json!(4), &json!(40)), "it is paid for");
+    until("the figures have the tokens of the summary", async || {
+        let figures = rap.get("/v1/figures").await.expect(200);
+        let points = figures["agents"][0]["points"].as_array()?.clone();
+        (points.iter().filter_map(|point| point["input"].as_u64()).sum::<u64>() == 40).then_some(())
+    })
+    .await;
     let (status, shown) = rap.command(&["threads", "tail", "--once", &thread]);
     assert!(status == Some(0) && shown.contains("a summary replaces entries 1 to 3: The user greeted."));
 

@@ -254,7 +254,6 @@ impl MockServer {
         format!("{}{MODEL_PATH}", self.url)
     }
 
-    /// Text of a marker.
     pub(crate) fn marker_text(&self, marker: Marker) -> String {
         format!("rapcheck-{}-{}-{}", self.run, marker.scenario, marker.step)
     }

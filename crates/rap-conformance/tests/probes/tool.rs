@@ -225,7 +225,6 @@ async fn missing_authentication_is_found() {
     .await;
 }
 
-/// Result for a requirement.
 fn result_of<'a>(report: &'a Report, id: &str) -> RequirementResult<'a> {
     report.requirement_results().find(|(requirement, _)| requirement.id == id).unwrap().1
 }

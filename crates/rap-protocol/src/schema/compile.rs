@@ -20,7 +20,7 @@ const DYNAMIC_TARGETS: usize = 1_000;
 
 /// A subschema with the context in which its references are resolved.
 #[derive(Clone, Copy)]
-struct Place<'r> {
+struct Subschema<'r> {
     schema: &'r Value,
     resource: ResourceId,
     draft: Draft,
@@ -31,7 +31,7 @@ struct Compiler<'r> {
     program: Program,
     /// Numbers of the subschemas that were found, by address.
     known: HashMap<usize, NodeId>,
-    queue: VecDeque<(NodeId, Place<'r>, String)>,
+    queue: VecDeque<(NodeId, Subschema<'r>, String)>,
     resources: Vec<Uri<String>>,
     resource_ids: HashMap<String, ResourceId>,
     pattern_numbers: HashMap<String, usize>,
@@ -104,10 +104,10 @@ fn compile_from(
         linked: (0, 0),
     };
     let resource = compiler.resource(uri);
-    compiler.program.root = compiler.node(Place { schema: document, resource, draft }, "")?;
+    compiler.program.root = compiler.node(Subschema { schema: document, resource, draft }, "")?;
     while !compiler.queue.is_empty() {
-        while let Some((node, place, path)) = compiler.queue.pop_front() {
-            compiler.program.nodes[node].checks = compiler.checks(place, &path)?;
+        while let Some((node, subschema, path)) = compiler.queue.pop_front() {
+            compiler.program.nodes[node].checks = compiler.checks(subschema, &path)?;
         }
         compiler.link_anchors()?;
     }
@@ -129,8 +129,8 @@ impl<'r> Compiler<'r> {
     }
 
     /// Returns the number of a subschema. A new one is queued.
-    fn node(&mut self, place: Place<'r>, path: &str) -> Result<NodeId, Error> {
-        let address = std::ptr::from_ref(place.schema).addr();
+    fn node(&mut self, subschema: Subschema<'r>, path: &str) -> Result<NodeId, Error> {
+        let address = std::ptr::from_ref(subschema.schema).addr();
         if let Some(known) = self.known.get(&address) {
             return Ok(*known);
         }
@@ -138,14 +138,14 @@ impl<'r> Compiler<'r> {
         if node == limits::SCHEMA_NODES {
             return Err(Error::TooComplex(format!("more than {} subschemas", limits::SCHEMA_NODES)));
         }
-        self.program.nodes.push(Node { resource: place.resource, ..Node::default() });
+        self.program.nodes.push(Node { resource: subschema.resource, ..Node::default() });
         self.known.insert(address, node);
-        self.queue.push_back((node, place, path.to_owned()));
+        self.queue.push_back((node, subschema, path.to_owned()));
         Ok(node)
     }
 
     /// Returns the number of a subschema inside another one.
-    fn inner(&mut self, outer: Place<'r>, schema: &'r Value, path: &str) -> Result<NodeId, Error> {
+    fn inner(&mut self, outer: Subschema<'r>, schema: &'r Value, path: &str) -> Result<NodeId, Error> {
         let draft = outer.draft.detect(schema);
         if draft == Draft::Unknown {
             return Err(fault(&format!("{path}/$schema"), "not a known draft of JSON Schema".into()));
@@ -160,7 +160,7 @@ impl<'r> Compiler<'r> {
                 self.resource(&resolver.base_uri())
             }
         };
-        self.node(Place { schema, resource, draft }, path)
+        self.node(Subschema { schema, resource, draft }, path)
     }
 
     /// Returns the number of the target of a reference.
@@ -173,7 +173,7 @@ impl<'r> Compiler<'r> {
             return Err(fault(path, "a reference to something that is not a schema".into()));
         }
         let resource = self.resource(&resolver.base_uri());
-        self.node(Place { schema, resource, draft }, path)
+        self.node(Subschema { schema, resource, draft }, path)
     }
 
     /// Finds the targets of dynamic references in every resource.
@@ -221,29 +221,33 @@ impl<'r> Compiler<'r> {
         Ok(self.program.patterns.len() - 1)
     }
 
-    fn checks(&mut self, place: Place<'r>, path: &str) -> Result<Vec<Check>, Error> {
-        let schema = match place.schema {
+    fn checks(&mut self, subschema: Subschema<'r>, path: &str) -> Result<Vec<Check>, Error> {
+        let schema = match subschema.schema {
             Value::Object(schema) => schema,
             Value::Bool(false) => return Ok(vec![Check::Never]),
             _ => return Ok(Vec::new()),
         };
-        let alone = matches!(place.draft, Draft::Draft4 | Draft::Draft6 | Draft::Draft7);
+        let alone = matches!(subschema.draft, Draft::Draft4 | Draft::Draft6 | Draft::Draft7);
         if let (true, Some(Value::String(reference))) = (alone, schema.get("$ref")) {
             // Until draft 7, a reference hides all other keywords.
-            return Ok(vec![Check::Ref(self.target(place.resource, reference, &format!("{path}/$ref"))?)]);
+            return Ok(vec![Check::Ref(self.target(
+                subschema.resource,
+                reference,
+                &format!("{path}/$ref"),
+            )?)]);
         }
         let mut checks = Vec::new();
-        self.assertions(place.draft, schema, path, &mut checks)?;
-        self.object_checks(place, schema, path, &mut checks)?;
-        self.array_checks(place, schema, path, &mut checks)?;
-        self.combinations(place, schema, path, &mut checks)?;
-        self.references(place, schema, path, &mut checks)?;
+        self.assertions(subschema.draft, schema, path, &mut checks)?;
+        self.object_checks(subschema, schema, path, &mut checks)?;
+        self.array_checks(subschema, schema, path, &mut checks)?;
+        self.combinations(subschema, schema, path, &mut checks)?;
+        self.references(subschema, schema, path, &mut checks)?;
         if !alone {
             for (keyword, check) in [
                 ("unevaluatedItems", Check::UnevaluatedItems as fn(NodeId) -> Check),
                 ("unevaluatedProperties", Check::UnevaluatedProperties),
             ] {
-                if let Some(node) = self.one(place, schema, path, keyword)? {
+                if let Some(node) = self.one(subschema, schema, path, keyword)? {
                     checks.push(check(node));
                 }
             }
@@ -298,26 +302,26 @@ impl<'r> Compiler<'r> {
 
     fn object_checks(
         &mut self,
-        place: Place<'r>,
+        subschema: Subschema<'r>,
         schema: &'r Map<String, Value>,
         path: &str,
         checks: &mut Vec<Check>,
     ) -> Result<(), Error> {
-        let named = self.map(place, schema, path, "properties")?;
+        let named = self.map(subschema, schema, path, "properties")?;
         let mut patterns = Vec::new();
-        for (text, node) in self.map(place, schema, path, "patternProperties")? {
+        for (text, node) in self.map(subschema, schema, path, "patternProperties")? {
             patterns.push((self.pattern(&text, &format!("{path}/patternProperties"))?, node));
         }
-        let additional = self.one(place, schema, path, "additionalProperties")?;
+        let additional = self.one(subschema, schema, path, "additionalProperties")?;
         if !named.is_empty() || !patterns.is_empty() || additional.is_some() {
             let named: BTreeMap<String, NodeId> = named.into_iter().collect();
             checks.push(Check::Object { named, patterns, additional });
         }
-        if place.draft != Draft::Draft4 {
-            checks.extend(self.one(place, schema, path, "propertyNames")?.map(Check::PropertyNames));
+        if subschema.draft != Draft::Draft4 {
+            checks.extend(self.one(subschema, schema, path, "propertyNames")?.map(Check::PropertyNames));
         }
-        let mut dependent = self.map(place, schema, path, "dependencies")?;
-        dependent.extend(self.map(place, schema, path, "dependentSchemas")?);
+        let mut dependent = self.map(subschema, schema, path, "dependencies")?;
+        dependent.extend(self.map(subschema, schema, path, "dependentSchemas")?);
         if !dependent.is_empty() {
             checks.push(Check::DependentSchemas(dependent));
         }
@@ -326,29 +330,31 @@ impl<'r> Compiler<'r> {
 
     fn array_checks(
         &mut self,
-        place: Place<'r>,
+        subschema: Subschema<'r>,
         schema: &'r Map<String, Value>,
         path: &str,
         checks: &mut Vec<Check>,
     ) -> Result<(), Error> {
-        let modern = place.draft == Draft::Draft202012;
+        let modern = subschema.draft == Draft::Draft202012;
         let (prefix, rest) = match schema.get("items") {
-            Some(Value::Array(_)) if !modern => {
-                (self.list(place, schema, path, "items")?, self.one(place, schema, path, "additionalItems")?)
-            }
-            _ if modern => {
-                (self.list(place, schema, path, "prefixItems")?, self.one(place, schema, path, "items")?)
-            }
-            _ => (Vec::new(), self.one(place, schema, path, "items")?),
+            Some(Value::Array(_)) if !modern => (
+                self.list(subschema, schema, path, "items")?,
+                self.one(subschema, schema, path, "additionalItems")?,
+            ),
+            _ if modern => (
+                self.list(subschema, schema, path, "prefixItems")?,
+                self.one(subschema, schema, path, "items")?,
+            ),
+            _ => (Vec::new(), self.one(subschema, schema, path, "items")?),
         };
         if !prefix.is_empty() || rest.is_some() {
             checks.push(Check::Array { prefix, rest });
         }
-        if place.draft == Draft::Draft4 {
+        if subschema.draft == Draft::Draft4 {
             return Ok(());
         }
-        if let Some(node) = self.one(place, schema, path, "contains")? {
-            let limit = |keyword| match place.draft {
+        if let Some(node) = self.one(subschema, schema, path, "contains")? {
+            let limit = |keyword| match subschema.draft {
                 Draft::Draft6 | Draft::Draft7 => None,
                 _ => schema.get(keyword).and_then(natural),
             };
@@ -360,7 +366,7 @@ impl<'r> Compiler<'r> {
 
     fn combinations(
         &mut self,
-        place: Place<'r>,
+        subschema: Subschema<'r>,
         schema: &'r Map<String, Value>,
         path: &str,
         checks: &mut Vec<Check>,
@@ -371,16 +377,16 @@ impl<'r> Compiler<'r> {
             ("oneOf", Check::OneOf),
         ] {
             if schema.get(keyword).is_some_and(Value::is_array) {
-                checks.push(check(self.list(place, schema, path, keyword)?));
+                checks.push(check(self.list(subschema, schema, path, keyword)?));
             }
         }
-        checks.extend(self.one(place, schema, path, "not")?.map(Check::Not));
-        if matches!(place.draft, Draft::Draft4 | Draft::Draft6) {
+        checks.extend(self.one(subschema, schema, path, "not")?.map(Check::Not));
+        if matches!(subschema.draft, Draft::Draft4 | Draft::Draft6) {
             return Ok(());
         }
-        if let Some(condition) = self.one(place, schema, path, "if")? {
-            let then = self.one(place, schema, path, "then")?;
-            let otherwise = self.one(place, schema, path, "else")?;
+        if let Some(condition) = self.one(subschema, schema, path, "if")? {
+            let then = self.one(subschema, schema, path, "then")?;
+            let otherwise = self.one(subschema, schema, path, "else")?;
             checks.push(Check::If { condition, then, otherwise });
         }
         Ok(())
@@ -388,19 +394,19 @@ impl<'r> Compiler<'r> {
 
     fn references(
         &mut self,
-        place: Place<'r>,
+        subschema: Subschema<'r>,
         schema: &'r Map<String, Value>,
         path: &str,
         checks: &mut Vec<Check>,
     ) -> Result<(), Error> {
         let text = |keyword| schema.get(keyword).and_then(Value::as_str);
         if let Some(reference) = text("$ref") {
-            checks.push(Check::Ref(self.target(place.resource, reference, &format!("{path}/$ref"))?));
+            checks.push(Check::Ref(self.target(subschema.resource, reference, &format!("{path}/$ref"))?));
         }
-        if let (Some(reference), Draft::Draft202012) = (text("$dynamicRef"), place.draft) {
-            let target = self.target(place.resource, reference, &format!("{path}/$dynamicRef"))?;
+        if let (Some(reference), Draft::Draft202012) = (text("$dynamicRef"), subschema.draft) {
+            let target = self.target(subschema.resource, reference, &format!("{path}/$dynamicRef"))?;
             let anchor = reference.rsplit_once('#').map_or("", |(_, anchor)| anchor);
-            let resolver = self.registry.resolver(self.resources[place.resource].clone());
+            let resolver = self.registry.resolver(self.resources[subschema.resource].clone());
             let is_dynamic = resolver.lookup(reference).is_ok_and(|resolved| {
                 resolved.contents().get("$dynamicAnchor").and_then(Value::as_str) == Some(anchor)
             });
@@ -413,8 +419,8 @@ impl<'r> Compiler<'r> {
                 checks.push(Check::Ref(target));
             }
         }
-        if let (Some(reference), Draft::Draft201909) = (text("$recursiveRef"), place.draft) {
-            let target = self.target(place.resource, reference, &format!("{path}/$recursiveRef"))?;
+        if let (Some(reference), Draft::Draft201909) = (text("$recursiveRef"), subschema.draft) {
+            let target = self.target(subschema.resource, reference, &format!("{path}/$recursiveRef"))?;
             self.recursive = true;
             checks.push(Check::RecursiveRef { target });
         }
@@ -424,14 +430,14 @@ impl<'r> Compiler<'r> {
     /// Compiles the subschema that is the value of a keyword.
     fn one(
         &mut self,
-        place: Place<'r>,
+        subschema: Subschema<'r>,
         schema: &'r Map<String, Value>,
         path: &str,
         keyword: &str,
     ) -> Result<Option<NodeId>, Error> {
         match schema.get(keyword) {
             Some(inner @ (Value::Object(_) | Value::Bool(_))) => {
-                self.inner(place, inner, &format!("{path}/{keyword}")).map(Some)
+                self.inner(subschema, inner, &format!("{path}/{keyword}")).map(Some)
             }
             _ => Ok(None),
         }
@@ -440,20 +446,22 @@ impl<'r> Compiler<'r> {
     /// Compiles the subschemas in the list that is the value of a keyword.
     fn list(
         &mut self,
-        place: Place<'r>,
+        subschema: Subschema<'r>,
         schema: &'r Map<String, Value>,
         path: &str,
         keyword: &str,
     ) -> Result<Vec<NodeId>, Error> {
         let Some(Value::Array(list)) = schema.get(keyword) else { return Ok(Vec::new()) };
         let inner = list.iter().enumerate();
-        inner.map(|(index, inner)| self.inner(place, inner, &format!("{path}/{keyword}/{index}"))).collect()
+        inner
+            .map(|(index, inner)| self.inner(subschema, inner, &format!("{path}/{keyword}/{index}")))
+            .collect()
     }
 
     /// Compiles the subschemas in the object that is the value of a keyword.
     fn map(
         &mut self,
-        place: Place<'r>,
+        subschema: Subschema<'r>,
         schema: &'r Map<String, Value>,
         path: &str,
         keyword: &str,
@@ -462,7 +470,7 @@ impl<'r> Compiler<'r> {
         let inner = map.iter().filter(|(_, inner)| inner.is_object() || inner.is_boolean());
         let compiled = inner.map(|(name, inner)| {
             let escaped = name.replace('~', "~0").replace('/', "~1");
-            Ok((name.clone(), self.inner(place, inner, &format!("{path}/{keyword}/{escaped}"))?))
+            Ok((name.clone(), self.inner(subschema, inner, &format!("{path}/{keyword}/{escaped}"))?))
         });
         compiled.collect()
     }

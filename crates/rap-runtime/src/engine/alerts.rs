@@ -1,4 +1,4 @@
-//! Alerts: tells people who are away that a thread needs them, has failed or was closed.
+//! Alerts: tells people that a thread needs them, has failed or was closed.
 //!
 //! An alert is stored in the transaction of the step that made it and sent until its receiver accepts it, at least once, for
 //! at most [`GIVE_UP_AFTER`]. Each attempt has the same id and body, so that a receiver can tell a repetition. Each
@@ -28,7 +28,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_sec
 const GIVE_UP_AFTER: Duration = Duration::from_secs(3 * 24 * 3600);
 /// Time after which an attempt whose node died is repeated. It is longer than the time limit of a request.
 const CLAIM: Duration = Duration::from_secs(20);
-/// Longest time between two looks at the store. Another node may have stored an alert.
+/// Longest time between two reads of the store. Another node may have stored an alert.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// Status with which a destination says that it does not exist any more.
 const GONE: u16 = 410;
@@ -114,7 +114,7 @@ impl Engine {
             Next::Retry { at } => Some(at),
             _ => None,
         };
-        if let Err(error) = self.store.settle_alert(alert.no, retry_at).await {
+        if let Err(error) = self.store.settle_alert(alert.number, retry_at).await {
             // Its claim ends, and it is sent again.
             tracing::warn!(why = error.with_sources(), "the outcome of an alert could not be stored");
         }
@@ -125,7 +125,7 @@ impl Engine {
             thread_id: Some(alert.thread.clone()),
             call: None,
             server: Some(destination.origin()),
-            topic: format!("{} {}", alert.state, alert.no),
+            topic: format!("{} {}", alert.state, alert.number),
             outcome,
             attempts: alert.attempts,
             detail,

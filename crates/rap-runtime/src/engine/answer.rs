@@ -39,7 +39,7 @@ impl Engine {
             thread_id: Some(work.thread.id.clone()),
             call: Some(work.call.clone()),
             server: None,
-            topic: work.no.to_string(),
+            topic: work.number.to_string(),
             outcome: delivery,
             attempts,
             detail: detail.clone(),

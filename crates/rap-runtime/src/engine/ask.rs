@@ -8,13 +8,13 @@ use rap_protocol::Timestamp;
 use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 
 use super::display_texts::show;
-use super::fallback::{FailedRequest, ModelList, News, Outages};
+use super::fallback::{FailedRequest, ModelChange, ModelList, Outages};
 use super::plan_calls::{CallContext, plan};
 use super::run::WorkOutcome;
 use super::summary::{ModelRef, TurnContext, size};
 use super::{Engine, built_in};
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, Model, ModelAnswer, ModelRequest, OfferedTool, OnDelta, Spent};
+use crate::model::{self, HistoryScope, ModelAnswer, ModelRequest, OfferedTool, OnDelta, Spent};
 use crate::settings::{Agent, Permissions, Settings};
 use crate::store::{self, AskWork, Message, Signal, Target, Thread, WorkKind, WorkQueue};
 use crate::toolsets::SessionTools;
@@ -64,7 +64,7 @@ impl Engine {
         });
         // A request that took too long was dropped.
         if asked.is_err() {
-            self.count_unstored(thread, tokens).await;
+            self.count_unstored(thread, position, tokens).await;
         }
         self.note_outcome((thread, *turn), position, began, &asked).await;
         let error = match asked {
@@ -167,8 +167,8 @@ impl Engine {
     }
 
     /// Counts the tokens of a turn whose answer is not used.
-    pub(super) async fn count_unstored(&self, thread: &Thread, tokens: &UnstoredTokens) {
-        self.count_unused(thread, tokens.spent.take()).await;
+    pub(super) async fn count_unstored(&self, thread: &Thread, position: usize, tokens: &UnstoredTokens) {
+        self.count_unused(thread, position, tokens.spent.take()).await;
         let answered = tokens.answered.take();
         if answered != Usage::default() {
             self.apply_with_retry(thread.key, Input::UnusedAnswer(answered)).await.ok();
@@ -176,10 +176,10 @@ impl Engine {
     }
 
     /// Counts the tokens of a request without an answer. A failure to write them is ignored: the answer is lost anyway.
-    async fn count_unused(&self, thread: &Thread, usage: Usage) {
+    async fn count_unused(&self, thread: &Thread, position: usize, usage: Usage) {
         if usage != Usage::default() {
-            self.metrics.count_unused(&usage);
-            self.count_unused_tokens(&thread.agent, &usage);
+            self.metrics.count_unused(&thread.agent, position, &usage);
+            self.count_tokens(&thread.agent, &usage);
             self.apply_with_retry(thread.key, Input::UnusedAnswer(usage)).await.ok();
         }
     }
@@ -188,16 +188,16 @@ impl Engine {
     pub(super) async fn send_to_model(
         &self,
         thread: &Thread,
-        model: &dyn Model,
+        chosen: &ModelRef<'_>,
         request: ModelRequest,
         on_delta: &mut OnDelta<'_>,
     ) -> Result<ModelAnswer, model::Error> {
         let spent = request.spent.clone();
-        let answer = model.ask(request, on_delta).await;
+        let answer = chosen.model.ask(request, on_delta).await;
         // An answer has its own count.
         let unused = spent.take();
         if answer.is_err() {
-            self.count_unused(thread, unused).await;
+            self.count_unused(thread, chosen.position, unused).await;
         }
         answer
     }
@@ -242,16 +242,18 @@ impl Engine {
         let now = self.now();
         let (why, refused, retry_after) = match asked {
             Ok(_) => {
-                let news = self.outages().answered(&agent.name, position, (thread.key, turn), now);
+                let change = self.outages().answered(&agent.name, position, (thread.key, turn), now);
                 let name = |position| self.model_at(agent, position).model.name();
-                let text = match news {
-                    Some(News::Replaced(why)) => format!(
+                let text = match change {
+                    Some(ModelChange::Replaced(why)) => format!(
                         "the first model of the agent, {}, fails ({why}); its model {}, {}, answers instead",
                         name(0),
                         position + 1,
                         name(position)
                     ),
-                    Some(News::Back) => format!("the first model of the agent, {}, answers again", name(0)),
+                    Some(ModelChange::Restored) => {
+                        format!("the first model of the agent, {}, answers again", name(0))
+                    }
                     None => return,
                 };
                 // The notice is only for people, so a failure to write it is ignored.
@@ -304,7 +306,7 @@ impl Engine {
         {
             return Ok(summary);
         }
-        let mut timer = self.metrics.start_request();
+        let mut timer = self.metrics.start_request(&agent.name, position);
         let mut on_delta = |text: &str| {
             timer.on_first_text();
             if self.hub.has_listeners() {
@@ -314,7 +316,7 @@ impl Engine {
             }
             self.tell_peers(|| Signal::Delta { thread: thread.key, turn, attempt, text: text.into() });
         };
-        let answer = self.send_to_model(thread, chosen.model, request, &mut on_delta).await;
+        let answer = self.send_to_model(thread, &chosen, request, &mut on_delta).await;
         self.count_request(&thread.agent, timer.elapsed(), &answer);
         let answer = match timer.finish(answer) {
             Err(model::Error::TooLong { why }) => return self.summarise_after_refusal(&context, why).await,
@@ -332,10 +334,10 @@ impl Engine {
     fn model_at<'a>(&'a self, agent: &'a Agent, position: usize) -> ModelRef<'a> {
         let fallback = position.checked_sub(1).and_then(|position| agent.fallbacks.get(position));
         match fallback.or(agent.model.as_ref()) {
-            Some(own) => ModelRef { model: &*own.model, images: own.images, window: own.window },
+            Some(own) => ModelRef { position, model: &*own.model, images: own.images, window: own.window },
             None => {
                 let Settings { model, images, window, .. } = &self.settings;
-                ModelRef { model: &**model, images: *images, window: *window }
+                ModelRef { position, model: &**model, images: *images, window: *window }
             }
         }
     }

@@ -13,7 +13,7 @@ use crate::store::{self, Expiry, Remaining, Visibility};
 const BATCH_PAUSE: Duration = Duration::from_millis(5);
 /// Pause after a failure of the store.
 const FAILURE_PAUSE: Duration = Duration::from_secs(5);
-/// Longest pause between two looks for sessions to delete, which another node may have marked.
+/// Longest pause between two searches for sessions to delete, which another node may have marked.
 const LONGEST_PAUSE: Duration = Duration::from_secs(60);
 /// Shortest and longest interval at which expired sessions are searched for. In between, it is a tenth of the retention.
 const EXPIRE_EVERY: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(600));

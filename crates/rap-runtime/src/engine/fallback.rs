@@ -81,13 +81,13 @@ pub(super) struct ModelList<'a> {
     pub(super) after: Duration,
 }
 
-/// News about the models for the people in a thread.
+/// Change of the model that answers a thread, which a notice tells people.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum ModelChange {
     /// Another model than the first answers, because the first one fails for this reason.
     Replaced(String),
     /// The first model answers again.
-    Back,
+    Restored,
 }
 
 impl Outages {
@@ -146,12 +146,12 @@ impl Outages {
         position: usize,
         (thread, turn): (ThreadKey, u64),
         now: Timestamp,
-    ) -> Option<News> {
+    ) -> Option<ModelChange> {
         let state = ModelState { answered_at: Some(now), outage: None };
         self.models.insert((agent.to_owned(), position), state);
         if position == 0 {
             self.refused.remove(&thread);
-            return self.told.remove(&thread).map(|_| News::Back);
+            return self.told.remove(&thread).map(|_| ModelChange::Restored);
         }
         let refused = self.refused.remove(&thread).filter(|refused| refused.0 == turn);
         let why = refused.and_then(|(_, mut errors)| errors.remove(&0));
@@ -159,7 +159,7 @@ impl Outages {
         if self.told.len() >= MAX_TOLD {
             self.told.clear();
         }
-        (self.told.insert(thread, position) != Some(position)).then_some(News::Replaced(why))
+        (self.told.insert(thread, position) != Some(position)).then_some(ModelChange::Replaced(why))
     }
 
     /// Returns the time until a model is passed over, if it fails until then.
@@ -215,7 +215,10 @@ mod tests {
         // Another agent and an agent with one model are not affected.
         assert_eq!(outages.choose(ModelList { agent: "b", ..LIST }, thread(1), 0, at(31)), 0);
         assert_eq!(outages.choose(ModelList { count: 1, ..LIST }, thread(1), 0, at(31)), 0);
-        assert_eq!(outages.answered("a", 1, (thread(1), 1), at(31)), Some(News::Replaced("busy".into())));
+        assert_eq!(
+            outages.answered("a", 1, (thread(1), 1), at(31)),
+            Some(ModelChange::Replaced("busy".into()))
+        );
         assert_eq!(outages.answered("a", 1, (thread(1), 1), at(32)), None, "a thread is told once");
         // One thread asks the first model again, even if it has to wait for a slot. The others do not.
         assert_eq!(outages.choose(LIST, thread(1), 0, at(90)), 0);
@@ -225,7 +228,7 @@ mod tests {
         assert_eq!(outages.choose(LIST, thread(1), 0, at(93)), 1);
         assert_eq!(outages.choose(LIST, thread(2), 0, at(153)), 0);
         assert_eq!(outages.answered("a", 0, (thread(2), 1), at(154)), None);
-        assert_eq!(outages.answered("a", 0, (thread(1), 1), at(154)), Some(News::Back));
+        assert_eq!(outages.answered("a", 0, (thread(1), 1), at(154)), Some(ModelChange::Restored));
         assert_eq!(outages.choose(LIST, thread(1), 0, at(154)), 0);
     }
 
@@ -254,7 +257,7 @@ mod tests {
         let list = ModelList { after: Duration::ZERO, ..LIST };
         outages.refused((thread(1), 1), 0, "your text is bad".into());
         assert_eq!(outages.choose(list, thread(2), 0, at(1)), 0);
-        let told = Some(News::Replaced("your text is bad".into()));
+        let told = Some(ModelChange::Replaced("your text is bad".into()));
         assert_eq!(outages.answered("a", 1, (thread(2), 1), at(1)), None);
         assert_eq!(outages.answered("a", 1, (thread(1), 1), at(1)), told);
         // A turn is refused for good if all models refuse it. The next turn may be another one.
@@ -272,8 +275,8 @@ mod tests {
             let mut outages = Outages::default();
             outages.failed("a", 0, FailedRequest { refused, ..failure(0) }, at(0));
             let mut told = |number| outages.answered("a", 1, (thread(number), 1), at(40));
-            assert_eq!(told(1), Some(News::Replaced("busy".into())));
-            assert_eq!(told(2), Some(News::Replaced(reason.into())));
+            assert_eq!(told(1), Some(ModelChange::Replaced("busy".into())));
+            assert_eq!(told(2), Some(ModelChange::Replaced(reason.into())));
         }
     }
 

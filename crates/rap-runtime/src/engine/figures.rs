@@ -12,9 +12,9 @@ use super::Engine;
 use crate::model::{self, ModelAnswer};
 use crate::store::{Figures, FiguresRow, PART, Thread};
 
-/// Time that figures wait before they are written together. Short, so that a runtime at rest writes nothing.
+/// Time that figures wait before they are written together. Short, so that an idle runtime writes nothing.
 const PAUSE: Duration = Duration::from_millis(200);
-/// Maximum number of agents and parts of time that wait to be written. More are dropped.
+/// Maximum number of pairs of agent and interval that wait to be written. More are dropped.
 const MAX_PENDING: usize = 1024;
 
 #[derive(Default)]
@@ -39,7 +39,7 @@ impl PendingFigures {
 }
 
 impl Engine {
-    /// Returns the part of time that figures of this moment belong to.
+    /// Returns the start of the interval that figures of this moment belong to.
     fn current_part(&self) -> Timestamp {
         let (now, part) = (self.now().0, PART.as_millis() as i64);
         Timestamp(now - now.rem_euclid(part))
@@ -70,8 +70,8 @@ impl Engine {
         self.figures.add(self.current_part(), agent, &figures);
     }
 
-    /// Counts the tokens of a request to the model without an answer.
-    pub(super) fn count_unused_tokens(&self, agent: &str, usage: &model::Usage) {
+    /// Counts the tokens of a request to the model that is not a turn: a summary, or a request without an answer.
+    pub(super) fn count_tokens(&self, agent: &str, usage: &model::Usage) {
         let model::Usage { input, output, cached, cost, .. } = *usage;
         let figures = Figures { input, output, cached, cost, ..Figures::default() };
         self.figures.add(self.current_part(), agent, &figures);

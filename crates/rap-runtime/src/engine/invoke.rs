@@ -68,6 +68,13 @@ impl Engine {
         if !matches!(next, Next::Retry { .. }) {
             self.audit(work, number, &outcome, began.elapsed());
         }
+        let server = &work.call.server.0;
+        match next {
+            // 409 tells that the server has another version of its tools.
+            Next::Done | Next::Refused { status: 409 } => self.toolsets.note_success(server),
+            Next::Retry { at } => self.toolsets.note_failure(server, &outcome, Some(at)),
+            Next::Refused { .. } | Next::GaveUp => self.toolsets.note_failure(server, &outcome, None),
+        }
         let delivery = store::outcome_after(next);
         self.delivery_ended(DeliveryKind::Invocation, delivery, number, || {
             self.invocation_record(work, delivery, number, &outcome)

@@ -1,11 +1,13 @@
-//! Metrics of the engine and their Prometheus text format. All label values come from fixed sets.
+//! Metrics of the engine and their Prometheus text format. All label values come from fixed sets or from the configuration.
 
+use std::collections::{BTreeMap, HashMap};
 use std::time::{Duration, Instant};
 
-use rap_io::metrics::{Counter, Exposition, Histogram};
+use rap_io::metrics::{Counter, Exposition, Histogram, label};
 
 use super::Engine;
-use crate::model::{self, ModelAnswer};
+use crate::model::{self, Model, ModelAnswer};
+use crate::settings::Settings;
 use crate::store::{self, COUNT_LIMIT, DeliveryKind, DeliveryOutcome};
 
 pub(crate) struct Metrics {
@@ -13,10 +15,16 @@ pub(crate) struct Metrics {
     deliveries: [[Counter; DeliveryOutcome::ALL.len()]; DeliveryKind::ALL.len()],
     pub(super) invoke: Histogram,
     pub(crate) callback: Histogram,
-    model: ModelMetrics,
+    first_text: Histogram,
+    total: Histogram,
+    /// The configured models of each agent, by their positions in its list.
+    models: HashMap<String, Vec<ModelMetrics>>,
 }
 
+/// Requests of one agent to one of its models.
 struct ModelMetrics {
+    /// Labels `agent`, `model` and `provider`. Two models of an agent have the same ones if only their servers differ.
+    labels: String,
     answered: Counter,
     failed: Counter,
     refused: Counter,
@@ -25,51 +33,52 @@ struct ModelMetrics {
     output: Counter,
     /// In billionths of a dollar.
     cost: Counter,
-    first_text: Histogram,
-    total: Histogram,
 }
 
-impl Default for Metrics {
-    fn default() -> Self {
+impl Metrics {
+    pub(super) fn new(settings: &Settings) -> Self {
+        let models = settings.agents.iter().map(|agent| {
+            let models = settings.models(agent).map(|model| ModelMetrics::new(&agent.name, model));
+            (agent.name.clone(), models.collect())
+        });
         Metrics {
             deliveries: Default::default(),
             invoke: Histogram::of_seconds(),
             callback: Histogram::of_seconds(),
-            model: ModelMetrics {
-                answered: Counter::default(),
-                failed: Counter::default(),
-                refused: Counter::default(),
-                input: Counter::default(),
-                cached: Counter::default(),
-                output: Counter::default(),
-                cost: Counter::default(),
-                first_text: Histogram::of_seconds(),
-                total: Histogram::of_seconds(),
-            },
+            first_text: Histogram::of_seconds(),
+            total: Histogram::of_seconds(),
+            models: models.collect(),
         }
     }
-}
 
-impl Metrics {
+    /// Returns the metrics of an agent's model. `None` for an agent that is not configured; it asks no model.
+    fn model(&self, agent: &str, position: usize) -> Option<&ModelMetrics> {
+        self.models.get(agent)?.get(position)
+    }
+
     /// Counts an attempt at a delivery.
     pub(crate) fn count_delivery(&self, kind: DeliveryKind, outcome: DeliveryOutcome) {
         self.deliveries[kind as usize][outcome as usize].count();
     }
 
     /// Counts the tokens of a request to the model without an answer.
-    pub(super) fn count_unused(&self, usage: &model::Usage) {
-        self.model.add_usage(usage);
+    pub(super) fn count_unused(&self, agent: &str, position: usize, usage: &model::Usage) {
+        if let Some(model) = self.model(agent, position) {
+            model.add_usage(usage);
+        }
     }
 
-    /// Starts to measure a request to the model.
-    pub(super) fn start_request(&self) -> RequestTimer<'_> {
-        RequestTimer { metrics: &self.model, began: Instant::now(), awaiting_text: true }
+    /// Starts to measure a request to the model at a position of the agent's list.
+    pub(super) fn start_request(&self, agent: &str, position: usize) -> RequestTimer<'_> {
+        let model = self.model(agent, position);
+        RequestTimer { metrics: self, model, began: Instant::now(), awaiting_text: true }
     }
 }
 
 /// Measures one request to the model.
 pub(super) struct RequestTimer<'a> {
-    metrics: &'a ModelMetrics,
+    metrics: &'a Metrics,
+    model: Option<&'a ModelMetrics>,
     began: Instant,
     awaiting_text: bool,
 }
@@ -89,21 +98,42 @@ impl RequestTimer<'_> {
         &self,
         answer: Result<ModelAnswer, model::Error>,
     ) -> Result<ModelAnswer, model::Error> {
-        let metrics = self.metrics;
-        match &answer {
-            Ok(answer) => {
-                metrics.answered.count();
-                metrics.total.observe_duration(self.began.elapsed());
-                metrics.add_usage(&answer.usage);
-            }
-            Err(model::Error::Retry { .. }) => metrics.failed.count(),
-            Err(model::Error::Refused { .. } | model::Error::TooLong { .. }) => metrics.refused.count(),
+        if answer.is_ok() {
+            self.metrics.total.observe_duration(self.began.elapsed());
+        }
+        if let Some(model) = self.model {
+            model.count(&answer);
         }
         answer
     }
 }
 
 impl ModelMetrics {
+    fn new(agent: &str, model: &dyn Model) -> Self {
+        let labels = [("agent", agent), ("model", model.name()), ("provider", model.provider())];
+        ModelMetrics {
+            labels: labels.map(|(name, value)| label(name, value)).join(","),
+            answered: Counter::default(),
+            failed: Counter::default(),
+            refused: Counter::default(),
+            input: Counter::default(),
+            cached: Counter::default(),
+            output: Counter::default(),
+            cost: Counter::default(),
+        }
+    }
+
+    fn count(&self, answer: &Result<ModelAnswer, model::Error>) {
+        match answer {
+            Ok(answer) => {
+                self.answered.count();
+                self.add_usage(&answer.usage);
+            }
+            Err(model::Error::Retry { .. }) => self.failed.count(),
+            Err(model::Error::Refused { .. } | model::Error::TooLong { .. }) => self.refused.count(),
+        }
+    }
+
     fn add_usage(&self, usage: &model::Usage) {
         self.input.add(usage.input);
         self.cached.add(usage.cached);
@@ -156,24 +186,45 @@ impl Engine {
     }
 
     fn expose_model(&self, text: &mut Exposition) {
-        let model = &self.metrics.model;
-        let outcomes =
-            [("answered", &model.answered), ("failed", &model.failed), ("refused", &model.refused)];
-        let outcomes = outcomes.map(|(outcome, count)| (label("outcome", outcome), count.get()));
-        text.family("rap_model_questions_total", "counter", "Requests to the model.", outcomes);
-        let tokens = [("input", &model.input), ("cached", &model.cached), ("output", &model.output)];
-        let tokens = tokens.map(|(kind, count)| (label("kind", kind), count.get()));
-        let help = "Tokens used by requests to the model. Cached tokens are part of the input.";
-        text.family("rap_model_tokens_total", "counter", help, tokens);
-        let help = "Cost of requests to the model in US dollars, as far as prices are known.";
-        let dollars = model.cost.get() as f64 / 1e9;
-        text.family("rap_model_cost_dollars_total", "counter", help, [(String::new(), dollars)]);
+        let metrics = &self.metrics;
+        let outcomes: [Part; 3] = [
+            ("outcome=\"answered\",", |model| &model.answered),
+            ("outcome=\"failed\",", |model| &model.failed),
+            ("outcome=\"refused\",", |model| &model.refused),
+        ];
+        let help = "Requests to models, by agent and model.";
+        text.family("rap_model_questions_total", "counter", help, metrics.by_model(&outcomes));
+        let tokens: [Part; 3] = [
+            ("kind=\"input\",", |model| &model.input),
+            ("kind=\"cached\",", |model| &model.cached),
+            ("kind=\"output\",", |model| &model.output),
+        ];
+        let help =
+            "Tokens used by requests to models, by agent and model. Cached tokens are part of the input.";
+        text.family("rap_model_tokens_total", "counter", help, metrics.by_model(&tokens));
+        let help =
+            "Cost of requests to models in US dollars, by agent and model, as far as prices are known.";
+        let costs = metrics.by_model(&[("", |model| &model.cost)]);
+        let costs = costs.into_iter().map(|(labels, billionths)| (labels, billionths as f64 / 1e9));
+        text.family("rap_model_cost_dollars_total", "counter", help, costs);
         let help = "Time from a request until the first text of its answer.";
-        text.histogram("rap_model_first_words_seconds", help, &model.first_text);
-        text.histogram("rap_model_seconds", "Time from a request until its complete answer.", &model.total);
+        text.histogram("rap_model_first_words_seconds", help, &metrics.first_text);
+        text.histogram("rap_model_seconds", "Time from a request until its complete answer.", &metrics.total);
     }
 }
 
-fn label(name: &str, value: &str) -> String {
-    format!("{name}=\"{value}\"")
+/// A label with a comma after it, and the counter that it stands for.
+type Part = (&'static str, fn(&ModelMetrics) -> &Counter);
+
+impl Metrics {
+    /// Returns the counters of all models, summed up where the labels are the same.
+    fn by_model(&self, parts: &[Part]) -> BTreeMap<String, u64> {
+        let mut samples = BTreeMap::new();
+        for model in self.models.values().flatten() {
+            for (part, counter) in parts {
+                *samples.entry(format!("{part}{}", model.labels)).or_default() += counter(model).get();
+            }
+        }
+        samples
+    }
 }

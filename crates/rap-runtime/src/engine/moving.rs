@@ -194,7 +194,8 @@ impl Engine {
                 Ok(()) => return Ok(()),
                 // The destination discards what it got: it must not start a session that is in use here.
                 Err(store::Error::NoThread) => {
-                    let why = "another node took this one for dead and put the session back into use";
+                    let why =
+                        "another node assumed that this node was dead, and put the session back into use";
                     return Err(MoveFailed(why.into()));
                 }
                 Err(store::Error::Unavailable(_) | store::Error::Busy) if !self.stop.is_cancelled() => {

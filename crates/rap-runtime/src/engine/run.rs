@@ -253,14 +253,15 @@ impl Engine {
         work: &AskWork,
         cancelled: &CancellationToken,
     ) -> WorkOutcome {
+        let position = self.choose_model(&work.thread, work.attempts);
         let tokens = UnstoredTokens::default();
         let outcome = tokio::select! {
             biased;
             () = cancelled.cancelled() => WorkOutcome::Done,
             () = self.stop.cancelled() => WorkOutcome::Done,
-            outcome = self.ask_with_tools(queue, work, &tokens) => outcome,
+            outcome = self.ask_with_tools(queue, work, position, &tokens) => outcome,
         };
-        self.count_unstored(&work.thread, &tokens).await;
+        self.count_unstored(&work.thread, position, &tokens).await;
         outcome
     }
 
@@ -307,9 +308,9 @@ impl Engine {
         &self,
         queue: &WorkQueue,
         work: &AskWork,
+        position: usize,
         tokens: &UnstoredTokens,
     ) -> WorkOutcome {
-        let position = self.choose_model(&work.thread, work.attempts);
         if let Some(to) = self.queue_of_model(&work.thread, position).filter(|to| to != queue) {
             return WorkOutcome::Elsewhere(Arc::clone(&work.thread), to);
         }

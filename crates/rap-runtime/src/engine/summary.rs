@@ -24,6 +24,8 @@ const MIN_WINDOW: u64 = 4_096;
 /// The model of an agent, with its settings.
 #[derive(Clone, Copy)]
 pub(super) struct ModelRef<'a> {
+    /// Position in the agent's list.
+    pub(super) position: usize,
     pub(super) model: &'a dyn Model,
     pub(super) images: bool,
     pub(super) window: Window,
@@ -134,8 +136,11 @@ impl Engine {
         let system = agent.system.clone();
         let spent = context.tokens.spent.clone();
         let request = ModelRequest { system, entries, tools: Arc::new([]), turn, images: false, spent };
-        let timer = self.metrics.start_request();
-        let answer = self.send_to_model(thread, chosen.model, request, &mut |_| {}).await;
+        let timer = self.metrics.start_request(&agent.name, chosen.position);
+        let answer = self.send_to_model(thread, &chosen, request, &mut |_| {}).await;
+        if let Ok(answer) = &answer {
+            self.count_tokens(&agent.name, &answer.usage);
+        }
         let why = match timer.finish(answer) {
             Ok(answer) if !answer.text.trim().is_empty() => {
                 context.tokens.answered.set(answer.usage);

@@ -489,7 +489,8 @@ pub(super) async fn tools(
 ) -> ApiResult<Tools> {
     let params = QueryParams::check(parameters, query::CURSOR_PARAMETERS)?;
     let after = params.parsed::<String>("cursor")?;
-    Ok(Json(tools_page(&*engine.toolsets.latest().await?, after.as_deref())))
+    let tools = engine.toolsets.latest().await?;
+    Ok(Json(tools_page(&engine.toolsets, &tools, after.as_deref(), engine.now())))
 }
 
 /// Lists the nodes of the database. A database that only one node can use has this one. A client that sees one user's
@@ -500,7 +501,7 @@ pub(super) async fn nodes(
     Query(parameters): Parameters,
 ) -> ApiResult<Nodes> {
     let limit = page_request(parameters)?.limit;
-    // The figures of a node tell of the threads of all users.
+    // The figures of a node reveal something about the threads of all users.
     let mut nodes = match principal.visible {
         Visibility::All => engine.nodes().await?,
         Visibility::User(_) => Vec::new(),

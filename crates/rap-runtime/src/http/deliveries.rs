@@ -5,7 +5,7 @@ use std::sync::Arc;
 use axum::extract::{Query, State};
 use axum::http::StatusCode;
 use axum::{Extension, Json};
-use rap_api::{Deliveries, Delivery, DeliveryKind, DeliveryOutcome};
+use rap_api::{Deliveries, Delivery, DeliveryAttempt, DeliveryKind, DeliveryOutcome};
 
 use super::api::{Accepted, DONE, Parameters};
 use super::json::time;
@@ -32,6 +32,7 @@ impl From<store::Delivery> for Delivery {
             outcome: row.outcome,
             attempts: row.attempts,
             detail: row.detail,
+            last_attempts: Vec::new(),
             first_at: time(row.first_at),
             last_at: time(row.last_at),
             next_at: row.next_at.filter(|_| row.outcome == DeliveryOutcome::Retrying).map(time),
@@ -70,7 +71,11 @@ pub(super) async fn delivery(
     Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
 ) -> Result<Json<Delivery>, ErrorResponse> {
-    Ok(Json(engine.store.delivery(&id, &principal.visible).await?.ok_or_else(not_found)?.into()))
+    let mut row = engine.store.delivery(&id, &principal.visible).await?.ok_or_else(not_found)?;
+    let attempt =
+        |attempt: store::DeliveryAttempt| DeliveryAttempt { at: time(attempt.at), detail: attempt.detail };
+    let last_attempts = std::mem::take(&mut row.last_attempts).into_iter().map(attempt).collect();
+    Ok(Json(Delivery { last_attempts, ..row.into() }))
 }
 
 /// Sends an invocation that waits for a retry at once. An invocation that was given up cannot be sent again: its call

@@ -18,9 +18,9 @@ use crate::engine::Engine;
 use crate::store::FiguresRow;
 
 const HOUR: i64 = 3_600_000;
-/// Number of points that a time is divided into, at most.
+/// Maximum number of intervals that the requested time is divided into.
 const POINTS: i64 = 31;
-/// Lengths of a part of the time, in hours.
+/// Possible lengths of an interval, in hours.
 const STEPS: [i64; 6] = [1, 3, 6, 12, 24, 72];
 
 /// A client that sees one user's threads gets their number, and no figures of agents.

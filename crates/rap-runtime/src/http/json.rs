@@ -6,15 +6,15 @@ use std::time::Duration;
 use rap_agent::{Arguments, Head, Pause, Phase, Seq, Speaker};
 use rap_api::{
     Call, Content, Cost, Entry, Item, ListedCall, ListedSubscription, Node, OpenCall, Question, QuestionKind,
-    Sender, StatusEvent, Subscription, Thread, Time, Timer, Tool, ToolServer, Tools, Usage, UsualDuration,
-    View,
+    Sender, ServerHealth, StatusEvent, Subscription, Thread, Time, Timer, Tool, ToolServer, Tools, Usage,
+    UsualDuration, View,
 };
 use rap_protocol::{Body, CallId, ThreadId, Timestamp};
 use serde_json::{Value, json};
 
 use crate::display;
 use crate::store::{self, CallRow, InboxItem, StoredQuestion, SubscriptionRow, ThreadRow, TimerRow, ViewRow};
-use crate::toolsets::{ServerTools, SessionTools, UsualDurations};
+use crate::toolsets::{ServerTools, SessionTools, Toolsets, UsualDurations};
 
 /// Size at which a page of tool servers ends, in bytes.
 const TOOLS_BYTES: usize = 1024 * 1024;
@@ -262,7 +262,12 @@ impl From<ViewRow> for View {
 }
 
 /// Returns a page of the tool servers, beginning after the one with the URL `after`. It ends at a size of about 1 MiB.
-pub(super) fn tools_page(tools: &SessionTools, after: Option<&str>) -> Tools {
+pub(super) fn tools_page(
+    toolsets: &Toolsets,
+    tools: &SessionTools,
+    after: Option<&str>,
+    now: Timestamp,
+) -> Tools {
     let first = after.map_or(Some(0), |after| {
         tools.servers.iter().position(|server| server.url == after).map(|last| last + 1)
     });
@@ -272,7 +277,8 @@ pub(super) fn tools_page(tools: &SessionTools, after: Option<&str>) -> Tools {
             let next_cursor = servers.last().map(|last: &ToolServer| last.url.clone());
             return Tools { servers, next_cursor };
         }
-        let described = tool_server(tools, server);
+        let described =
+            ToolServer { health: Some(health(toolsets, &server.url, now)), ..tool_server(tools, server) };
         bytes += json!(described).to_string().len();
         servers.push(described);
     }
@@ -289,6 +295,19 @@ fn tool_server(tools: &SessionTools, server: &ServerTools) -> ToolServer {
         version: toolset.and_then(|toolset| toolset.version.clone()),
         tools: all.filter(offered).map(described_tool).collect(),
         errors: server.errors.clone(),
+        health: None,
+    }
+}
+
+fn health(toolsets: &Toolsets, server: &str, now: Timestamp) -> ServerHealth {
+    let (state, outcomes) = toolsets.health(server);
+    let (failed_at, failure) = outcomes.failure.unzip();
+    ServerHealth {
+        state,
+        last_success_at: outcomes.success_at.map(time),
+        last_failure_at: failed_at.map(time),
+        last_failure: failure,
+        next_attempt_at: outcomes.retry_at.filter(|at| *at > now).map(time),
     }
 }
 

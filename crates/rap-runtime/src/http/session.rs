@@ -40,7 +40,7 @@ pub(super) async fn get(State(engine): State<Arc<Engine>>, headers: HeaderMap) -
     Json(describe(&engine, principal.ok().as_ref()))
 }
 
-/// Exchanges a token for a cookie. A wrong token is not an error of the request but an answer in words.
+/// Exchanges a token for a cookie. A wrong token is answered with 200 and a text that says so.
 pub(super) async fn sign_in(
     State(engine): State<Arc<Engine>>,
     headers: HeaderMap,

@@ -1,5 +1,5 @@
-//! Reads values that servers send in different types. An odd value that the answer does not depend on is no reason to
-//! discard it.
+//! Reads values that servers send in different types. An answer is not discarded because of an odd value that it does not
+//! depend on.
 
 use serde_json::Value;
 
@@ -17,7 +17,7 @@ fn float(number: f64) -> Option<u64> {
     (number.is_finite() && number >= 0.0).then(|| number.round() as u64)
 }
 
-/// Returns a text, also of a number, without NUL characters. Anything else is no text.
+/// Returns the text of a string or a number, without NUL characters. For any other value the text is empty.
 pub(super) fn text(value: &Value) -> String {
     match value {
         Value::String(text) => without_nul(text),

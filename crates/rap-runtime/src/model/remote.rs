@@ -27,6 +27,9 @@ pub(super) const CUT: &str = "[cut: the answer reached the model's limit]";
 pub(super) const FILTERED: &str = "[cut: the model's provider stopped the answer]";
 /// Maximum number of bytes that are read of an error body.
 const ERROR_BYTES: usize = 16 * 1024;
+/// Status of a server, or of a proxy before it, for which the body of a request is too large. A shorter prompt helps, whatever
+/// the error says.
+const CONTENT_TOO_LARGE: u16 = 413;
 /// Statuses of a server that refuses the key, whatever the request is.
 const CREDENTIALS_REFUSED: [u16; 2] = [401, 403];
 
@@ -107,6 +110,11 @@ impl Remote {
     /// Returns the size of the context window in tokens, as reported by the server.
     pub(super) async fn window(&self) -> u64 {
         self.window.tokens(self, &self.name).await
+    }
+
+    /// Returns true if the server has not named the size of its context window.
+    pub(super) async fn assumes_window(&self) -> bool {
+        self.window.is_assumed().await
     }
 
     /// Sends a request. Returns the body of the answer as soon as the response headers have arrived.
@@ -228,7 +236,7 @@ async fn refusal(mut stream: Streaming) -> Error {
     };
     let why = format!("the model's server answered {status}: {}", why.replace(['\r', '\n'], " "));
     let is_busy = matches!(status, 408 | 425 | 429);
-    if !is_busy && says_too_long(&wording) {
+    if status == CONTENT_TOO_LARGE || (!is_busy && says_too_long(&wording)) {
         return Error::TooLong { why };
     }
     // The server knows better than the status whether a repetition helps.

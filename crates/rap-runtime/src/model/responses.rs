@@ -102,8 +102,16 @@ impl Model for Responses {
         Some(self.remote.window().await)
     }
 
+    async fn assumes_window(&self) -> bool {
+        self.remote.assumes_window().await
+    }
+
     fn name(&self) -> &str {
         self.remote.name()
+    }
+
+    fn provider(&self) -> &str {
+        PROVIDER.name
     }
 
     fn destination(&self) -> &str {

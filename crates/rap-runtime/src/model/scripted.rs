@@ -97,6 +97,14 @@ impl Model for Scripted {
         if self.scenario.is_some() { HistoryScope::None } else { HistoryScope::SinceLastUser }
     }
 
+    fn name(&self) -> &str {
+        PROVIDER.name
+    }
+
+    fn provider(&self) -> &str {
+        PROVIDER.name
+    }
+
     fn destination(&self) -> &str {
         PROVIDER.name
     }

@@ -84,6 +84,12 @@ impl Window {
         }
     }
 
+    /// Returns true if neither the list nor an error has named the number of tokens.
+    pub(super) async fn is_assumed(&self) -> bool {
+        let is_listed = matches!(*self.lookup.lock().await, Lookup::Listed(Some(_)));
+        !is_listed && self.learned.load(Ordering::Relaxed) == 0
+    }
+
     async fn fetch(&self, remote: &Remote, model: &str) -> Lookup {
         let answer = timeout(LIST_TIMEOUT, remote.get(&self.list, LIST_BYTES)).await;
         let models = answer.ok().and_then(Result::ok).and_then(|answer| models(&answer));

@@ -65,10 +65,10 @@ impl State {
         if self.reference.threads.len() >= THREADS / 2 {
             return self.send_message();
         }
-        let no = self.peers.next_number();
+        let number = self.peers.next_number();
         let tag = self.rng.percent(60).then(|| self.peers.next_tag());
         let agent = ["one", "two"][self.rng.below(2)];
-        self.send(Request::create(&format!("root{no}"), agent, tag, no));
+        self.send(Request::create(&format!("root{number}"), agent, tag, number));
     }
 
     fn send_message(&mut self) {

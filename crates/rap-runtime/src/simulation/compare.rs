@@ -53,9 +53,9 @@ fn compare_thread(
     row: &Row,
     limits: &rap_agent::Limits,
 ) -> Result<(), Violation> {
-    let no = index as i64 + 1;
+    let number = index as i64 + 1;
     let (id, head, status, ask, due) = conn
-        .query_row("SELECT id, head, status, ask, due FROM threads WHERE no = ?1", [no], |row| {
+        .query_row("SELECT id, head, status, ask, due FROM threads WHERE no = ?1", [number], |row| {
             Ok((
                 row.get::<_, String>(0)?,
                 row.get::<_, String>(1)?,
@@ -76,24 +76,24 @@ fn compare_thread(
     ensure!(due.is_some() == row.head.due(limits).is_some(), "I4: t{index} is due at {due:?}");
     let entries =
         |sql: &str| -> Vec<Entry> { rows(conn, sql, |row| json(&row.get::<_, String>(0).expect("text"))) };
-    let (first, last) = ((no << 32) + row.base() as i64, (no << 32) + u32::MAX as i64);
+    let (first, last) = ((number << 32) + row.base() as i64, (number << 32) + u32::MAX as i64);
     let own =
         entries(&format!("SELECT body FROM entries WHERE key > {first} AND key <= {last} ORDER BY key"));
     ensure!(own == row.entries, "I4: t{index} has the entries {own:?} instead of {:?}", row.entries);
-    let held = entries(&format!("SELECT body FROM held WHERE thread = {no} ORDER BY queue, no"));
+    let held = entries(&format!("SELECT body FROM held WHERE thread = {number} ORDER BY queue, no"));
     debug_assert!(Queue::UntilBatchCloses < Queue::UntilIdle);
     ensure!(held.iter().eq(row.held.values()), "I1: t{index} holds {held:?} instead of {:?}", row.held);
-    let backlog = entries(&format!("SELECT body FROM backlog WHERE thread = {no} ORDER BY call, no"));
+    let backlog = entries(&format!("SELECT body FROM backlog WHERE thread = {number} ORDER BY call, no"));
     ensure!(
         backlog.iter().eq(row.backlog.values()),
         "I1: t{index} has the backlog {backlog:?} instead of {:?}",
         row.backlog
     );
-    compare_calls(conn, no, row)
+    compare_calls(conn, number, row)
 }
 
-fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Violation> {
-    let sql = format!("SELECT id, state, until IS NOT NULL FROM calls WHERE thread = {no} ORDER BY id");
+fn compare_calls(conn: &Connection, number: i64, row: &Row) -> Result<(), Violation> {
+    let sql = format!("SELECT id, state, until IS NOT NULL FROM calls WHERE thread = {number} ORDER BY id");
     let calls: Vec<(String, i64, bool)> = rows(conn, &sql, |row| {
         (row.get(0).expect("text"), row.get(1).expect("a state"), row.get(2).expect("a bool"))
     });
@@ -103,18 +103,20 @@ fn compare_calls(conn: &Connection, no: i64, row: &Row) -> Result<(), Violation>
         .map(|(id, call)| (id.to_string(), state_number(call.state), call.timer.is_some()))
         .collect();
     ensure!(calls == expected, "I4: calls are stored as {calls:?} instead of {expected:?}");
-    let sql = format!("SELECT no, call, answer FROM questions WHERE thread = {no} ORDER BY no");
+    let sql = format!("SELECT no, call, answer FROM questions WHERE thread = {number} ORDER BY no");
     let questions: Vec<(i64, String, Option<i64>)> = rows(conn, &sql, |row| {
         (row.get(0).expect("a number"), row.get(1).expect("text"), row.get(2).expect("an answer"))
     });
     let expected: Vec<(i64, String, Option<i64>)> = row
         .questions
         .iter()
-        .map(|(no, row)| (*no as i64, row.call.to_string(), row.selected.map(|selected| selected as i64)))
+        .map(|(number, row)| {
+            (*number as i64, row.call.to_string(), row.selected.map(|selected| selected as i64))
+        })
         .collect();
     ensure!(questions == expected, "I4: questions are stored as {questions:?} instead of {expected:?}");
     let sql = format!(
-        "SELECT call, event FROM seen WHERE thread = {no} AND NOT EXISTS (SELECT 1 FROM ended_subscriptions e \
+        "SELECT call, event FROM seen WHERE thread = {number} AND NOT EXISTS (SELECT 1 FROM ended_subscriptions e \
          WHERE e.thread = seen.thread AND e.call = seen.call) ORDER BY call, event"
     );
     let event_ids: Vec<(String, String)> =

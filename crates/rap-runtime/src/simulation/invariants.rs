@@ -22,17 +22,19 @@
 //! - I12 All counts of the head stay within the limits, and inputs are refused with `Full` only at a limit.
 //! - I13 See `fairness`.
 
+mod refusals;
+
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 
 use rap_agent::{
-    CallState, Head, Ignored, Input, Item, Limits, LostAfter, OnBusy, Origin, Phase, Queue, Seq, Speaker,
+    CallState, Head, Ignored, Input, Item, Limits, LostAfter, Origin, Phase, Queue, Seq, Speaker,
     StatusCheck, Step, ThreadMessage, Write, texts,
 };
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
 use super::peers::{Tag, tag_of, text_in};
 use super::reference::{ReferenceStore, Row, ThreadIndex, is_answer};
-use super::tracker::{ThreadTracker, tag_in, turn_of};
+use super::tracker::{ThreadTracker, tag_in};
 
 /// Describes the violation of an invariant. The text begins with the id of the invariant.
 #[derive(Debug, PartialEq, Eq)]
@@ -279,112 +281,12 @@ impl Checker {
         let closed = row.head.is_closed();
         ensure!(closed == (*why == Ignored::Closed), "I11: t{thread} refuses {input:?} with {why:?}");
         let tracker = &self.trackers[thread];
-        let honest = closed || self.is_true(tracker, row, input, now, why);
+        let honest = closed || self.is_reason_true(tracker, row, input, now, why);
         ensure!(honest, "I1: t{thread} refuses {input:?} with {why:?}, which is not true: {:?}", row.head);
         if *why == Ignored::SettledCall {
             self.exempt.extend(tag_of_input(input));
         }
         Ok(())
-    }
-
-    fn is_true(
-        &self,
-        tracker: &ThreadTracker,
-        row: &Row,
-        input: &Input,
-        now: Timestamp,
-        why: &Ignored,
-    ) -> bool {
-        let head = &row.head;
-        let call_state = call_of(input).and_then(|call| tracker.call_states.get(call).copied());
-        let sent = call_of(input).and_then(|call| head.open_call(call)).is_some_and(|open| open.is_sent());
-        match (why, input) {
-            (Ignored::StaleTurn, input) => {
-                turn_of(input).is_some_and(|turn| tracker.asking.is_none_or(|(current, _)| current != turn))
-            }
-            (Ignored::Duplicate, Input::ToolResult { .. }) => {
-                matches!(call_state, Some(CallState::Returned | CallState::Subscribed | CallState::Ended))
-            }
-            (Ignored::Duplicate, Input::Event { call, event }) => {
-                event.id.as_ref().is_some_and(|id| tracker.events.contains(&(call.clone(), id.clone())))
-            }
-            (Ignored::Duplicate, Input::ChoiceRequested { .. } | Input::CallbackRefused { .. }) => {
-                call_state == Some(CallState::Open)
-            }
-            (Ignored::Duplicate, Input::Summarised { .. }) => head.summarisable_up_to().is_none(),
-            (Ignored::Duplicate, Input::FromThread { sender, message: ThreadMessage::ChildClosed }) => {
-                !tracker.children.contains(sender)
-            }
-            (Ignored::Duplicate, Input::FromThread { sender, message: ThreadMessage::EventChildIdle }) => {
-                !head.backlogs().iter().any(|backlog| backlog.active_children.contains(sender))
-            }
-            (Ignored::SettledCall, Input::ToolResult { .. }) => call_state == Some(CallState::Interrupted),
-            (Ignored::SettledCall, Input::Cancel { .. }) => {
-                !matches!(call_state, Some(CallState::Open | CallState::Subscribed))
-            }
-            (Ignored::SettledCall, Input::View { .. }) => {
-                !sent && !matches!(call_state, Some(CallState::Subscribed | CallState::Returned))
-            }
-            (Ignored::SettledCall, _) => call_state != Some(CallState::Open) || !sent,
-            (Ignored::UnknownCall, Input::ToolResult { .. }) => call_state.is_none() || !sent,
-            (Ignored::UnknownCall, _) => call_state.is_none(),
-            (Ignored::EndedSubscription, _) => {
-                !matches!(call_state, None | Some(CallState::Open | CallState::Subscribed))
-            }
-            (Ignored::NotYetSubscribed, _) => call_state == Some(CallState::Open),
-            (Ignored::Full(_), _) => self.is_full(tracker, row, input),
-            (Ignored::Busy, Input::UserMessage { on_busy, .. }) => {
-                let busy =
-                    matches!(head.phase(), Phase::Asking(_) | Phase::Waiting { .. } | Phase::Paused(_));
-                *on_busy == OnBusy::Reject && busy
-            }
-            (Ignored::NothingToInterrupt, _) => *head.phase() == Phase::Idle && !tracker.has_open(),
-            (Ignored::NothingToResume, Input::Resume) => {
-                !matches!(head.phase(), Phase::Failed { .. } | Phase::Paused(_))
-            }
-            (Ignored::NothingToResume, _) => {
-                !matches!(head.phase(), Phase::Paused(pause) if pause.scope == rap_agent::PauseScope::Session)
-            }
-            (Ignored::NoQuestion, Input::Choose { call, .. }) => {
-                let open = |question: &rap_agent::Question| question.call == *call && !question.answered;
-                !head
-                    .questions()
-                    .iter()
-                    .any(|question| open(question) && question.kind != rap_agent::QuestionKind::SignIn)
-            }
-            (Ignored::NoSuchChoice(choices), Input::Choose { selected, .. }) => {
-                selected.is_some_and(|selected| selected >= *choices)
-            }
-            (Ignored::NotDue, Input::Due) => {
-                // Held input may have to wait until the hourly budget is renewed.
-                let waits = matches!(head.phase(), Phase::Waiting { .. }) && has_wake_limit(&self.limits);
-                waits || head.due(&self.limits).is_none_or(|due| due > now)
-            }
-            (Ignored::NotDue, Input::TimerFired { call }) => {
-                row.calls[call].timer.is_none_or(|timer| timer > now)
-            }
-            _ => false,
-        }
-    }
-
-    fn is_full(&self, tracker: &ThreadTracker, row: &Row, input: &Input) -> bool {
-        let (head, limits) = (&row.head, &self.limits);
-        let held = *head.phase() != Phase::Idle && head.held().inputs >= limits.held;
-        let depth = row.thread.ancestors.len();
-        match input {
-            Input::UserMessage { on_busy: OnBusy::Enqueue, .. } => {
-                let held = if head.queued().inputs >= limits.held { true } else { held };
-                held && !tracker.has_open() || head.queued().inputs >= limits.held
-            }
-            Input::UserMessage { .. } | Input::ToolResult { .. } | Input::SubscriptionLost { .. } => held,
-            Input::Event { event, .. } if event.associative || depth >= limits.depth => held,
-            Input::Event { call, .. } => {
-                let backlog = head.backlogs().iter().find(|backlog| backlog.call == *call);
-                let full = backlog.is_some_and(|backlog| backlog.held.inputs >= limits.held);
-                full || backlog.is_none() && head.backlogs().len() >= 2 * limits.subscriptions
-            }
-            _ => !head.may_ask_user(limits),
-        }
     }
 
     /// Checks after a commit that the stored data of a thread is consistent.
@@ -517,24 +419,6 @@ impl Checker {
     }
 }
 
-/// Returns the call that an input refers to.
-fn call_of(input: &Input) -> Option<&CallId> {
-    match input {
-        Input::ToolResult { call, .. }
-        | Input::CallFailed { call, .. }
-        | Input::CallbackRefused { call, .. }
-        | Input::TimerFired { call }
-        | Input::Event { call, .. }
-        | Input::SubscriptionLost { call }
-        | Input::SignInRequested { call, .. }
-        | Input::ChoiceRequested { call, .. }
-        | Input::View { call, .. }
-        | Input::Choose { call, .. }
-        | Input::Cancel { call } => Some(call),
-        _ => None,
-    }
-}
-
 fn is_held(row: &Row, tag: Tag) -> bool {
     row.held.values().chain(row.backlog.values()).any(|entry| tag_in(entry) == Some(tag))
 }
@@ -549,7 +433,7 @@ fn check_held(
     let head = &row.head;
     let counted = [(Queue::UntilBatchCloses, head.held()), (Queue::UntilIdle, head.queued())]
         .into_iter()
-        .flat_map(|(queue, held)| (held.first..held.next).map(move |no| (queue, no)));
+        .flat_map(|(queue, held)| (held.first..held.next).map(move |number| (queue, number)));
     let agrees = row.held.keys().copied().eq(counted);
     let (held, queued) = (head.held(), head.queued());
     ensure!(agrees, "I1: t{thread} holds {:?}, its head says {held:?} {queued:?}", row.held);
@@ -587,7 +471,9 @@ fn check_backlog(thread: ThreadIndex, row: &Row, limits: &Limits) -> Result<(), 
     let counted: BTreeSet<(CallId, u64)> = head
         .backlogs()
         .iter()
-        .flat_map(|backlog| (backlog.held.first..backlog.held.next).map(|no| (backlog.call.clone(), no)))
+        .flat_map(|backlog| {
+            (backlog.held.first..backlog.held.next).map(|number| (backlog.call.clone(), number))
+        })
         .collect();
     let agrees = row.backlog.keys().eq(counted.iter());
     ensure!(agrees, "I1: t{thread} has the backlog {:?}, its head says {:?}", row.backlog, head.backlogs());

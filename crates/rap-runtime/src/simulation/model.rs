@@ -144,8 +144,11 @@ impl State {
         let tag = self.peers.next_tag();
         // Every second answer has thoughts.
         let kind = ThoughtKind::Readable { text: "hm".into(), signature: "s".into() };
-        let thoughts =
-            Thoughts { model: "m".into(), parts: vec![Thought { at: 0, kind }], ..Thoughts::default() };
+        let thoughts = Thoughts {
+            model: "m".into(),
+            parts: vec![Thought { at: 0, calls: 0, kind }],
+            ..Thoughts::default()
+        };
         let thoughts = tag.is_multiple_of(2).then_some(thoughts);
         ModelAnswer { text: tag_text(tag), calls, thoughts, usage: usage(self) }
     }

@@ -169,8 +169,8 @@ impl State {
             rap_agent::Write::View { server, view_type, content } => {
                 row.views.get(&(server.clone(), view_type.clone())) == Some(content)
             }
-            rap_agent::Write::Question { no, question, .. } => {
-                row.questions.get(no).is_some_and(|row| row.question == *question)
+            rap_agent::Write::Question { number, question, .. } => {
+                row.questions.get(number).is_some_and(|row| row.question == *question)
             }
             _ => false,
         };

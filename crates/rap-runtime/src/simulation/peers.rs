@@ -103,21 +103,22 @@ impl Peers {
 
     /// Schedules a request.
     pub(super) fn send(&mut self, request: Request, at: Timestamp) {
-        let no = self.next_number();
-        self.requests.insert(no, request);
-        self.send_queue.insert((at, no));
+        let number = self.next_number();
+        self.requests.insert(number, request);
+        self.send_queue.insert((at, number));
     }
 
     /// Schedules a request again that had no response.
-    pub(super) fn send_again(&mut self, no: u64, at: Timestamp) {
-        self.in_flight.remove(&no);
-        if let Some(Request { kind: RequestKind::EventWithoutId, tag, body, .. }) = self.requests.get_mut(&no)
+    pub(super) fn send_again(&mut self, number: u64, at: Timestamp) {
+        self.in_flight.remove(&number);
+        if let Some(Request { kind: RequestKind::EventWithoutId, tag, body, .. }) =
+            self.requests.get_mut(&number)
         {
             self.last_tag += 1;
             *tag = Some(self.last_tag);
             body["text"] = tag_text(self.last_tag).into();
         }
-        self.send_queue.insert((at, no));
+        self.send_queue.insert((at, number));
     }
 }
 
@@ -211,24 +212,24 @@ impl ToolCall {
         Request::callback(&self.callback, body, Some(event.tag), kind)
     }
 
-    pub(super) fn sign_in(&self, call: &CallId, no: u64) -> Request {
+    pub(super) fn sign_in(&self, call: &CallId, number: u64) -> Request {
         let body = json!({
-            "type": "oauth", "group_id": self.thread, "id": call, "auth_url": format!("https://example.com/{no}"),
+            "type": "oauth", "group_id": self.thread, "id": call, "auth_url": format!("https://example.com/{number}"),
         });
         Request::callback(&self.callback, body, None, RequestKind::Callback)
     }
 
-    pub(super) fn choice(&self, call: &CallId, no: u64, server: &str) -> Request {
+    pub(super) fn choice(&self, call: &CallId, number: u64, server: &str) -> Request {
         let body = json!({
             "type": "user_choice", "group_id": self.thread, "id": call, "prompt": "Which?",
-            "choices": ["this", "that"], "default": 1, "response_url": format!("{server}/answer/{no}"),
+            "choices": ["this", "that"], "default": 1, "response_url": format!("{server}/answer/{number}"),
         });
         Request::callback(&self.callback, body, None, RequestKind::Callback)
     }
 
-    pub(super) fn view(&self, no: u64) -> Request {
+    pub(super) fn view(&self, number: u64) -> Request {
         let body = json!({
-            "type": "view_update", "group_id": self.thread, "view_type": format!("v{}", no % 3), "content": no,
+            "type": "view_update", "group_id": self.thread, "view_type": format!("v{}", number % 3), "content": number,
         });
         Request::callback(&self.callback, body, None, RequestKind::Callback)
     }

@@ -211,12 +211,12 @@ impl ReferenceStore {
         let mut own = Vec::new();
         if let Some(range) = &spawn.backlog {
             let backlog = &mut self.threads[parent].backlog;
-            for no in range.first..range.first + range.count {
-                match backlog.remove(&(range.call.clone(), no)) {
+            for number in range.first..range.first + range.count {
+                match backlog.remove(&(range.call.clone(), number)) {
                     Some(entry) => own.push(entry),
                     None => {
                         return violation(format!(
-                            "I1: {} takes event {no} of {}, which is not in the backlog",
+                            "I1: {} takes event {number} of {}, which is not in the backlog",
                             spawn.id, range.call
                         ));
                     }
@@ -242,9 +242,9 @@ impl ReferenceStore {
                 }
                 row.entries.push(entry.clone());
             }
-            Write::Hold { queue, no, entry } => {
-                if row.held.insert((*queue, *no), entry.clone()).is_some() {
-                    return violation(format!("I1: t{thread} holds input {no} twice in {queue:?}"));
+            Write::Hold { queue, number, entry } => {
+                if row.held.insert((*queue, *number), entry.clone()).is_some() {
+                    return violation(format!("I1: t{thread} holds input {number} twice in {queue:?}"));
                 }
             }
             Write::Release { queue, first, count, seq } => {
@@ -254,12 +254,12 @@ impl ReferenceStore {
                         row.last()
                     ));
                 }
-                for no in *first..*first + *count {
-                    match row.held.remove(&(*queue, no)) {
+                for number in *first..*first + *count {
+                    match row.held.remove(&(*queue, number)) {
                         Some(entry) => row.entries.push(entry),
                         None => {
                             return violation(format!(
-                                "I1: t{thread} releases input {no}, which is not held"
+                                "I1: t{thread} releases input {number}, which is not held"
                             ));
                         }
                     }
@@ -286,14 +286,16 @@ impl ReferenceStore {
                     row.event_ids.retain(|(of, _)| of != call);
                 }
             }
-            Write::Question { no, call, question } => {
+            Write::Question { number, call, question } => {
                 let (call, question) = (call.clone(), question.clone());
-                row.questions.insert(*no, QuestionRow { call, question, selected: None });
+                row.questions.insert(*number, QuestionRow { call, question, selected: None });
             }
-            Write::Answer { no, selected } => match row.questions.get_mut(no) {
+            Write::Answer { number, selected } => match row.questions.get_mut(number) {
                 Some(question) => question.selected = Some(*selected),
                 None => {
-                    return violation(format!("I4: t{thread} answers question {no}, which was not asked"));
+                    return violation(format!(
+                        "I4: t{thread} answers question {number}, which was not asked"
+                    ));
                 }
             },
             Write::DropQuestions { call } => row.questions.retain(|_, question| question.call != *call),
@@ -311,10 +313,10 @@ impl ReferenceStore {
             Write::RecordEventId { call, event, .. } => {
                 _ = row.event_ids.insert((call.clone(), event.clone()))
             }
-            Write::Backlog { call, no, entry } => {
-                if row.backlog.insert((call.clone(), *no), entry.clone()).is_some() {
+            Write::Backlog { call, number, entry } => {
+                if row.backlog.insert((call.clone(), *number), entry.clone()).is_some() {
                     return violation(format!(
-                        "I1: t{thread} stores event {no} of {call} twice in the backlog"
+                        "I1: t{thread} stores event {number} of {call} twice in the backlog"
                     ));
                 }
             }

@@ -83,9 +83,9 @@ async fn run_process(sim: &Arc<Sim>, inline: &Inline, actions_left: &mut usize) 
     let stop_at = {
         let mut state = sim.state();
         let again: Vec<u64> = state.peers.in_flight.iter().copied().collect();
-        for no in again {
+        for number in again {
             let at = state.later(500);
-            state.peers.send_again(no, at);
+            state.peers.send_again(number, at);
         }
         state.rng.percent(10).then(|| state.rng.below(200))
     };
@@ -124,8 +124,8 @@ fn start(sim: &Arc<Sim>, inline: &Inline) -> Arc<Engine> {
 fn settings(sim: &Arc<Sim>) -> Settings {
     let state = sim.state();
     let bounds = &state.bounds;
-    let model = |no: u32| -> Arc<dyn crate::model::Model> {
-        Arc::new(SimModel { sim: Arc::clone(sim), destination: format!("http://model{no}.test") })
+    let model = |number: u32| -> Arc<dyn crate::model::Model> {
+        Arc::new(SimModel { sim: Arc::clone(sim), destination: format!("http://model{number}.test") })
     };
     let for_events = ["look*", "wipe*"].map(|pattern| ToolGlob::new(pattern).expect("a pattern"));
     let agent =
@@ -224,19 +224,19 @@ async fn send_due_requests(sim: &Arc<Sim>, router: &Router) {
             let mut state = sim.state();
             let now = state.now();
             match state.peers.send_queue.first().copied() {
-                Some((at, no)) if at <= now => {
+                Some((at, number)) if at <= now => {
                     state.peers.send_queue.pop_first();
-                    state.peers.in_flight.insert(no);
-                    (Some(no), Duration::ZERO)
+                    state.peers.in_flight.insert(number);
+                    (Some(number), Duration::ZERO)
                 }
                 Some((at, _)) => (None, at.since(now)),
                 None => (None, Duration::from_secs(3600)),
             }
         };
         match due {
-            Some(no) => {
+            Some(number) => {
                 let (sim, router) = (Arc::clone(sim), router.clone());
-                tokio::spawn(async move { send(&sim, router, no).await });
+                tokio::spawn(async move { send(&sim, router, number).await });
             }
             None => {
                 tokio::select! {
@@ -249,27 +249,27 @@ async fn send_due_requests(sim: &Arc<Sim>, router: &Router) {
     }
 }
 
-async fn send(sim: &Arc<Sim>, router: Router, no: u64) {
-    let Some(request) = sim.state().peers.requests.get(&no).cloned() else { return };
+async fn send(sim: &Arc<Sim>, router: Router, number: u64) {
+    let Some(request) = sim.state().peers.requests.get(&number).cloned() else { return };
     let status = post(router, &request).await;
     // The response may be lost.
     sim.pause_or_crash().await;
     let mut state = sim.state();
     let state = &mut *state;
-    state.note(|| format!("{} {} {}: {status}", request.path, request.body, no));
+    state.note(|| format!("{} {} {}: {status}", request.path, request.body, number));
     let lost = !state.chaos_over && state.rng.percent(5);
     if lost || status == StatusCode::SERVICE_UNAVAILABLE {
         // A client without an idempotency key cannot repeat its request safely.
         if request.kind != RequestKind::Client || request.idempotency_key.is_some() {
             // A thread may hold its input for an hour. Pauses of real senders grow; this is the last one.
             let at = state.later(if state.chaos_over { 60_000 } else { 3_000 });
-            state.peers.send_again(no, at);
+            state.peers.send_again(number, at);
             sim.send_queue_changed.notify_one();
             return;
         }
     }
-    state.peers.in_flight.remove(&no);
-    state.peers.requests.remove(&no);
+    state.peers.in_flight.remove(&number);
+    state.peers.requests.remove(&number);
     if status.is_success()
         && let Some(tag) = request.tag
     {

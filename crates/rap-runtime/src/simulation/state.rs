@@ -101,7 +101,7 @@ impl Sim {
             model_attempts: 1 + rng.below(3) as u32,
             invoke_retry_for: Duration::from_secs(1 + rng.below(120) as u64),
         };
-        let servers = (0..2).map(|no| Server { url: format!("http://tools{no}.test"), version: 1 });
+        let servers = (0..2).map(|number| Server { url: format!("http://tools{number}.test"), version: 1 });
         let mut peers = Peers::default();
         peers.servers = servers.collect();
         let state = State {

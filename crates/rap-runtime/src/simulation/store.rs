@@ -283,8 +283,8 @@ impl Store for SimStore {
         self.store.claim_alerts(destination, now, until, limit).await
     }
 
-    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error> {
-        self.store.settle_alert(no, next).await
+    async fn settle_alert(&self, number: i64, next: Option<Timestamp>) -> Result<(), Error> {
+        self.store.settle_alert(number, next).await
     }
 
     async fn expire_alerts(&self, before: Timestamp) -> Result<(), Error> {

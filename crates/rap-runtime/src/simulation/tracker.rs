@@ -345,8 +345,9 @@ impl ThreadTracker {
             active == stored,
             "I10: t{thread} stores {stored:?} as active subscriptions instead of {active:?}"
         );
-        let known = head.questions().iter().map(|question| (question.no, &question.call, question.answered));
-        let asked = row.questions.iter().map(|(no, row)| (*no, &row.call, row.selected.is_some()));
+        let known =
+            head.questions().iter().map(|question| (question.number, &question.call, question.answered));
+        let asked = row.questions.iter().map(|(number, row)| (*number, &row.call, row.selected.is_some()));
         ensure!(known.eq(asked), "I4: t{thread} stores other questions than {:?}", head.questions());
         let orphan = head.questions().iter().find(|question| !open.contains(&question.call));
         ensure!(orphan.is_none(), "I8: a settled call of t{thread} has a question: {orphan:?}");
@@ -405,7 +406,6 @@ pub(super) fn turn_of(input: &Input) -> Option<u64> {
     }
 }
 
-/// Returns the arguments of a call in an entry.
 pub(super) fn arguments_of<'a>(entry: &'a Entry, call: &CallId) -> Option<&'a Map<String, Value>> {
     let Item::Assistant { calls, .. } = &entry.item else { return None };
     match &calls.iter().find(|entry| entry.id == *call)?.arguments {

@@ -131,17 +131,17 @@ impl Http for SimWorld {
 
 /// Returns the toolset of a server. Both servers have the same tools under different names.
 fn toolset(base: &str, version: u64) -> Vec<u8> {
-    let no = &base[base.len() - "0.test".len()..base.len() - ".test".len()];
+    let number = &base[base.len() - "0.test".len()..base.len() - ".test".len()];
     let schema = json!({"type": "object", "properties": {"of": {"type": "integer"}}});
     let tool = |name: &str| json!({"name": name, "description": "A tool.", "inputSchema": schema});
-    let mut wipe = tool(&format!("wipe{no}"));
+    let mut wipe = tool(&format!("wipe{number}"));
     wipe["annotations"] = json!({"destructive": true});
-    let mut tools = vec![tool(&format!("look{no}")), wipe];
-    if no == "0" {
+    let mut tools = vec![tool(&format!("look{number}")), wipe];
+    if number == "0" {
         tools.push(tool(FOR_CLIENTS));
     }
     let document = json!({
-        "name": format!("tools{no}"), "endpoint": format!("{base}/invoke"), "version": version.to_string(),
+        "name": format!("tools{number}"), "endpoint": format!("{base}/invoke"), "version": version.to_string(),
         "tools": tools,
     });
     serde_json::to_vec(&document).expect("JSON")
@@ -345,22 +345,22 @@ impl State {
     /// A tool server sends a question, a view or a malformed callback.
     pub(super) fn send_question_or_view(&mut self, call: &CallId) {
         // Some choices repeat an earlier question.
-        let (no, again) = (self.peers.next_number(), self.rng.below(2) as u64);
+        let (number, again) = (self.peers.next_number(), self.rng.below(2) as u64);
         let at = self.later(1_000);
         let Some(known) = self.peers.accepted.get(call) else { return };
         let server = &self.peers.servers[self.rng.below(2)].url;
         let request = match self.rng.below(10) {
             0 => known.malformed(),
-            1..=3 => known.sign_in(call, no),
-            4..=6 => known.choice(call, no - again, server),
-            _ => known.view(no),
+            1..=3 => known.sign_in(call, number),
+            4..=6 => known.choice(call, number - again, server),
+            _ => known.view(number),
         };
         self.peers.send(request, at);
     }
 
     pub(super) fn send_event(&mut self, call: &CallId) {
-        let no = self.peers.next_number();
-        let id = self.rng.percent(70).then_some(no);
+        let number = self.peers.next_number();
+        let id = self.rng.percent(70).then_some(number);
         let crowded = self.reference.threads.len() + self.peers.requests.len() / 2 >= super::chaos::THREADS;
         let associative = crowded || self.rng.percent(60);
         let is_final = self.rng.percent(15);

@@ -1,5 +1,5 @@
-//! Alerts: messages to people who are away, one for each state that a thread entered and each destination that wants to hear
-//! of it. They are stored with the step that made them, and deleted when they were delivered or given up.
+//! Alerts: messages to people, one for each state that a thread entered and each destination that is configured for that
+//! state. They are stored with the step that made them, and deleted when they were delivered or given up.
 
 use rap_agent::{Attention, Step};
 use rap_protocol::{ThreadId, Timestamp};
@@ -31,7 +31,7 @@ pub(crate) struct NewAlert<'a> {
 /// An alert that an attempt to send it has claimed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct Alert {
-    pub(crate) no: i64,
+    pub(crate) number: i64,
     pub(crate) thread: ThreadId,
     pub(crate) state: String,
     pub(crate) reason: Option<String>,

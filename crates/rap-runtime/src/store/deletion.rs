@@ -27,11 +27,11 @@ pub(crate) enum Remaining {
     None,
     /// Some that cannot be deleted yet, because their threads are being closed.
     Waiting,
-    /// Some that the next batch can go on with.
+    /// Some that the next batch can delete from.
     Some,
 }
 
-/// What is done with sessions that were closed before a time.
+/// Action on sessions that were closed before a time.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Expiry {
     Count,
@@ -43,6 +43,6 @@ pub(crate) enum Expiry {
 pub(crate) struct Expired {
     /// Number of sessions that were found. Those that are marked already do not count.
     pub(crate) sessions: u64,
-    /// Root thread after which the search goes on. `None` if it has ended.
+    /// Root thread after which the search continues. `None` if it has ended.
     pub(crate) next: Option<ThreadKey>,
 }

@@ -8,7 +8,11 @@ pub(crate) use rap_api::{DeliveryKind, DeliveryOutcome};
 use rap_protocol::retry::Next;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 
+use super::stored::DETAIL_CHARS;
 use super::{Cursor, ThreadKey, Visibility};
+
+/// Maximum number of attempts of which a record keeps the time and the outcome.
+pub(super) const ATTEMPTS: usize = 32;
 
 /// Returns the outcome of an attempt.
 pub(crate) fn outcome_after(next: Next) -> DeliveryOutcome {
@@ -37,6 +41,32 @@ pub(crate) struct DeliveryRecord {
     pub(crate) at: Timestamp,
 }
 
+/// Returns the line of an attempt in the column `detail`: its time and its outcome.
+pub(super) fn attempt_line(record: &DeliveryRecord) -> String {
+    let words: String =
+        record.detail.chars().map(|c| if c == '\n' { ' ' } else { c }).take(DETAIL_CHARS).collect();
+    format!("{}\t{words}", record.at.0)
+}
+
+/// Reads the column `detail`: the outcome of the last attempt, and the attempts. Versions before this format wrote only
+/// the outcome of the last attempt.
+pub(super) fn read_attempts(column: &str) -> (String, Vec<DeliveryAttempt>) {
+    let attempt = |line: &str| {
+        let (at, detail) = line.split_once('\t')?;
+        Some(DeliveryAttempt { at: Timestamp(at.parse().ok()?), detail: detail.to_owned() })
+    };
+    let attempts: Vec<DeliveryAttempt> = column.lines().filter_map(attempt).collect();
+    let last = attempts.last().map_or_else(|| column.to_owned(), |last| last.detail.clone());
+    (last, attempts)
+}
+
+/// An attempt of a delivery.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub(crate) struct DeliveryAttempt {
+    pub(crate) at: Timestamp,
+    pub(crate) detail: String,
+}
+
 /// A delivery as it is listed.
 pub(crate) struct Delivery {
     pub(crate) id: String,
@@ -48,6 +78,8 @@ pub(crate) struct Delivery {
     pub(crate) outcome: DeliveryOutcome,
     pub(crate) attempts: u32,
     pub(crate) detail: String,
+    /// The last attempts, oldest first.
+    pub(crate) last_attempts: Vec<DeliveryAttempt>,
     pub(crate) first_at: Timestamp,
     pub(crate) last_at: Timestamp,
     /// Time of the next attempt, if there will be one.

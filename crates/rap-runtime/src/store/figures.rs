@@ -1,18 +1,19 @@
-//! Figures: the work of agents, added up for parts of time.
+//! Figures: the work of agents, added up by interval of ten minutes.
 
 use std::time::Duration;
 
 use rap_protocol::Timestamp;
 
-/// Length of the parts of time that figures are stored for.
+/// Length of the intervals that figures are stored for.
 pub(crate) const PART: Duration = Duration::from_secs(600);
 /// Time for which figures are kept.
 pub(crate) const KEPT: Duration = Duration::from_secs(90 * 24 * 3600);
 
-/// Work of an agent within a part of time.
+/// Work of an agent within an interval.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
 pub(crate) struct Figures {
-    /// Turns that were begun by a person or by something that happened outside.
+    /// Turns that were begun by a person, an event, a late result or a timer. Unlike the wakes of a budget, these include
+    /// messages of people.
     pub(crate) wakes: u64,
     /// Requests to the model that were answered.
     pub(crate) turns: u64,
@@ -56,7 +57,7 @@ impl Figures {
     }
 }
 
-/// Figures of an agent in the part of time that begins at `at`.
+/// Figures of an agent in the interval that begins at `at`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct FiguresRow {
     pub(crate) at: Timestamp,
@@ -77,7 +78,7 @@ pub(super) fn add_sql(parameter: fn(usize) -> String) -> String {
     )
 }
 
-/// Returns the statement that adds figures up. Its parameters are the time from which on, and the length of the parts.
+/// Returns the statement that adds figures up. Its parameters are the start time and the length of the intervals.
 pub(super) fn sum_sql(parameter: fn(usize) -> String, cast: &str) -> String {
     let (since, step) = (parameter(1), parameter(2));
     let sums = Figures::COLUMNS.map(|column| format!("sum({column}){cast}")).join(", ");

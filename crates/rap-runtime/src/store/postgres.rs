@@ -69,11 +69,11 @@ pub(crate) use nodes::NodeSettings;
 use nodes::{Membership, NodeNumber};
 use signals::Signals;
 use statement::{BEGIN_READ, Statement};
-use writer::Lane;
 pub(crate) use writer::Time;
+use writer::WriterQueue;
 
 /// Number of writers, each with one connection. More of them make smaller batches and are slower.
-const LANES: usize = 2;
+const WRITERS: usize = 2;
 /// Number of connections for everything except steps.
 const CONNECTIONS: usize = 6;
 /// Number of connections for the lease and the signals of the node, which must not wait for anything else.
@@ -90,7 +90,7 @@ struct Inner {
     steps: Connections,
     /// Connections for everything else.
     others: Connections,
-    lanes: [Lane; LANES],
+    writer_queues: [WriterQueue; WRITERS],
     directory: Directory,
     disabled: DisabledThreads,
     rules: StepSettings,
@@ -150,9 +150,9 @@ impl PostgresStore {
         ];
         let membership = Mutex::new(Membership::new(node.lease, prepared.hosted));
         let inner = Arc::new(Inner {
-            steps: address.pool(LANES),
+            steps: address.pool(WRITERS),
             others,
-            lanes: Default::default(),
+            writer_queues: Default::default(),
             directory: Directory::default(),
             disabled: DisabledThreads::default(),
             rules,
@@ -171,7 +171,8 @@ impl PostgresStore {
             signalling,
             tasks,
         });
-        let writers = (0..LANES).map(|lane| tokio::spawn(Arc::clone(&inner).run_lane(lane))).collect();
+        let writers =
+            (0..WRITERS).map(|writer| tokio::spawn(Arc::clone(&inner).run_writer(writer))).collect();
         *inner.writers.lock().unwrap_or_else(PoisonError::into_inner) = writers;
         PostgresStore { inner }
     }
@@ -184,10 +185,10 @@ impl PostgresStore {
 
 impl Inner {
     /// Returns the writer of a message. Messages of one session have the same one, since its threads share a budget.
-    fn lane(&self, message: &Message) -> usize {
+    fn writer(&self, message: &Message) -> usize {
         let session = self.directory.session(&message.target).map_or(0, |session| session.0.number());
         let mixed = session.cast_unsigned().wrapping_mul(0x9E37_79B9_7F4A_7C15) >> 32;
-        mixed as usize % LANES
+        mixed as usize % WRITERS
     }
 
     /// A poisoned lock is ignored: no code under the lock leaves a part of a change.
@@ -299,26 +300,26 @@ impl Store for PostgresStore {
                 return messages.iter().map(|_| Err(Error::Unavailable(why.clone().into()))).collect();
             }
         };
-        let mut lanes: [(Vec<Message>, Vec<usize>); LANES] = Default::default();
+        let mut by_writer: [(Vec<Message>, Vec<usize>); WRITERS] = Default::default();
         let count = messages.len();
         // A request that is repeated in this call goes to the same writer, so that the first one counts.
         let mut requests: HashMap<[u8; 32], usize> = HashMap::new();
         for (at, message) in messages.into_iter().enumerate() {
-            let lane = match &message.idempotency_key {
-                Some(key) => *requests.entry(key.key).or_insert_with(|| inner.lane(&message)),
-                None => inner.lane(&message),
+            let writer = match &message.idempotency_key {
+                Some(key) => *requests.entry(key.key).or_insert_with(|| inner.writer(&message)),
+                None => inner.writer(&message),
             };
-            lanes[lane].0.push(message);
-            lanes[lane].1.push(at);
+            by_writer[writer].0.push(message);
+            by_writer[writer].1.push(at);
         }
         let mut receivers: Vec<_> = (0..count).map(|_| None).collect();
-        for (lane, (messages, positions)) in inner.lanes.iter().zip(lanes) {
-            let replies = lane.queue.push(class, messages, || lane.wake.notify_one());
+        for (own, (messages, positions)) in inner.writer_queues.iter().zip(by_writer) {
+            let replies = own.queue.push(class, messages, || own.wake.notify_one());
             for (at, reply) in positions.into_iter().zip(replies) {
                 receivers[at] = Some(reply);
             }
             if inner.closed.load(Ordering::SeqCst) {
-                lane.queue.refuse_all(|| Error::Closed);
+                own.queue.refuse_all(|| Error::Closed);
             }
         }
         batch::replies(receivers.into_iter().flatten().collect()).await
@@ -556,8 +557,8 @@ impl Store for PostgresStore {
         Ok(alerts::claim(&self.inner.others, destination, now, until, limit).await?)
     }
 
-    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error> {
-        self.write(vec![next.map_or_else(|| alerts::remove(no), |at| alerts::postpone(no, at))]).await
+    async fn settle_alert(&self, number: i64, next: Option<Timestamp>) -> Result<(), Error> {
+        self.write(vec![next.map_or_else(|| alerts::remove(number), |at| alerts::postpone(number, at))]).await
     }
 
     async fn expire_alerts(&self, before: Timestamp) -> Result<(), Error> {
@@ -632,7 +633,7 @@ impl Store for PostgresStore {
     }
 
     fn expose(&self, text: &mut Exposition) {
-        let waiting = self.inner.lanes.iter().map(|lane| lane.queue.waiting());
+        let waiting = self.inner.writer_queues.iter().map(|own| own.queue.waiting());
         let waiting = waiting.fold((0, 0), |(a, b), (internal, external)| (a + internal, b + external));
         self.inner.metrics.expose(text, waiting);
         let help = "Transactions that applied messages.";
@@ -648,7 +649,7 @@ impl Store for PostgresStore {
             true => Err(Error::Unavailable("the database is a replica that takes no writes".into())),
             false if self.inner.closing.is_cancelled() => Err(Error::Closed),
             // For example because no replica confirms commits.
-            false if self.inner.lanes.iter().any(|lane| lane.is_stuck.load(Ordering::Relaxed)) => {
+            false if self.inner.writer_queues.iter().any(|own| own.is_stuck.load(Ordering::Relaxed)) => {
                 Err(Error::Unavailable("the outcome of a commit is not known yet".into()))
             }
             false => Ok(()),
@@ -668,7 +669,7 @@ impl Store for PostgresStore {
             }
         }
         self.inner.closed.store(true, Ordering::SeqCst);
-        self.inner.lanes.iter().for_each(|lane| lane.queue.refuse_all(|| Error::Closed));
+        self.inner.writer_queues.iter().for_each(|own| own.queue.refuse_all(|| Error::Closed));
         self.inner.tasks.iter().for_each(JoinHandle::abort);
         if let Err(error) = self.leave().await {
             tracing::debug!(why = error.with_sources(), "the lease of this node was not given back");

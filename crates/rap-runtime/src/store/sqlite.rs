@@ -633,10 +633,10 @@ impl Store for SqliteStore {
         self.write(move |conn| alerts::claim(conn, &destination, now, until, limit)).await
     }
 
-    async fn settle_alert(&self, no: i64, next: Option<Timestamp>) -> Result<(), Error> {
+    async fn settle_alert(&self, number: i64, next: Option<Timestamp>) -> Result<(), Error> {
         self.write(move |conn| match next {
-            Some(at) => alerts::postpone(conn, no, at),
-            None => alerts::remove(conn, no),
+            Some(at) => alerts::postpone(conn, number, at),
+            None => alerts::remove(conn, number),
         })
         .await
     }
@@ -701,7 +701,7 @@ impl Store for SqliteStore {
 
     async fn delete_batch(&self) -> Result<Remaining, Error> {
         let (inner, now) = (Arc::clone(&self.inner), self.inner.clock.now());
-        // A runtime at rest writes nothing.
+        // An idle runtime writes nothing.
         let session = match self.read(move |conn| deletion::next(conn, now)).await? {
             Ok(session) => session,
             Err(remaining) => return Ok(remaining),

@@ -62,11 +62,11 @@ pub(super) fn queue_number(queue: Queue) -> i64 {
     }
 }
 
-fn question_context(thread: &Thread, no: u64) -> Vec<u8> {
-    [b"question".as_slice(), &thread.incarnation.to_le_bytes(), &no.to_le_bytes()].concat()
+fn question_context(thread: &Thread, number: u64) -> Vec<u8> {
+    [b"question".as_slice(), &thread.incarnation.to_le_bytes(), &number.to_le_bytes()].concat()
 }
 
-pub(super) fn encrypt_question(key: &Key, thread: &Thread, no: u64, question: &NewQuestion) -> Vec<u8> {
+pub(super) fn encrypt_question(key: &Key, thread: &Thread, number: u64, question: &NewQuestion) -> Vec<u8> {
     let plain = match question {
         NewQuestion::SignIn(url) => json!({"auth_url": url.expose()}),
         NewQuestion::Approval(prompt) => json!({
@@ -81,16 +81,16 @@ pub(super) fn encrypt_question(key: &Key, thread: &Thread, no: u64, question: &N
             "response_url": choice.response_url.expose(),
         }),
     };
-    key.seal(plain.to_string().as_bytes(), &question_context(thread, no))
+    key.seal(plain.to_string().as_bytes(), &question_context(thread, number))
 }
 
 pub(super) fn decrypt_question(
     key: &Key,
     thread: &Thread,
-    no: u64,
+    number: u64,
     sealed: &[u8],
 ) -> Result<StoredQuestion, BoxError> {
-    let plain = key.open(sealed, &question_context(thread, no))?;
+    let plain = key.open(sealed, &question_context(thread, number))?;
     Ok(serde_json::from_slice(&plain)?)
 }
 

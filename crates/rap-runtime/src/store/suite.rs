@@ -191,6 +191,7 @@ macro_rules! suite {
                 a_stand_in_never_replaces_the_toolset_of_a_session
                 the_newest_toolset_of_a_server_is_found
                 deliveries_are_listed_newest_first
+                attempts_of_a_delivery_are_kept
                 a_retried_delivery_ends_with_its_call
                 an_invocation_is_redelivered_on_request
                 threads_and_work_are_counted

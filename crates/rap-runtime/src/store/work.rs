@@ -72,10 +72,24 @@ pub(crate) struct DueWork {
 /// Identifies an item of work.
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 pub(crate) enum WorkKey {
-    Ask { thread: ThreadKey, turn: u64 },
-    Invoke { thread: ThreadKey, call: CallId },
-    Answer { thread: ThreadKey, no: u64 },
-    Check { thread: ThreadKey, call: CallId },
+    Ask {
+        thread: ThreadKey,
+        turn: u64,
+    },
+    Invoke {
+        thread: ThreadKey,
+        call: CallId,
+    },
+    Answer {
+        thread: ThreadKey,
+        /// Number of the question. Signals between nodes contain it under its earlier name.
+        #[serde(rename = "no")]
+        number: u64,
+    },
+    Check {
+        thread: ThreadKey,
+        call: CallId,
+    },
 }
 
 impl WorkKey {
@@ -133,7 +147,7 @@ pub(crate) struct InvokeWork {
 /// Delivery of a person's answer.
 pub(crate) struct AnswerWork {
     pub(crate) thread: Arc<Thread>,
-    pub(crate) no: u64,
+    pub(crate) number: u64,
     pub(crate) call: CallId,
     /// Base URL of the tool server that asked.
     pub(crate) server: String,

@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::canned::{
-    Canned, Harness, KEY, LONG_NAME, call_fields, cut_everywhere, events_of, failing, non_answers, ok,
-    request,
+    Canned, Harness, KEY, LONG_NAME, ask_and_cut, call_fields, events_of, failing, non_answers, ok, request,
 };
 use rap_agent::{Arguments, CallEntry, Entry, Item, Thought, ThoughtKind, Thoughts, Usage};
 use rap_io::client::{Client, ClientLimits};
@@ -31,8 +30,9 @@ fn model(base_url: Url, thinking: Thinking) -> Arc<dyn Model> {
     Arc::new(Anthropic::new(client, settings).unwrap())
 }
 
+/// Asks the model once. A stream is also cut at every byte.
 async fn ask(canned: Canned) -> Result<ModelAnswer, Error> {
-    start([canned]).await.ask().await.0
+    ask_and_cut(canned, async |answers| start(answers).await).await
 }
 
 /// Returns a stream of these events.
@@ -97,16 +97,13 @@ fn whole(parts: Vec<Vec<Value>>, reason: &str) -> Vec<Value> {
     [vec![begin()], parts.concat(), end(reason)].concat()
 }
 
-/// Returns the answer of a stream, which is also cut at every byte.
 async fn answered(parts: Vec<Vec<Value>>, reason: &str) -> ModelAnswer {
-    let stream = events(&whole(parts, reason));
-    let answer = ask(ok(stream.clone())).await.unwrap();
-    cut_everywhere(stream.as_bytes(), &answer, async |cuts| start(cuts).await).await;
-    answer
+    ask(ok(events(&whole(parts, reason)))).await.unwrap()
 }
 
 fn open(at: usize, text: &str, signature: &str) -> Thought {
-    Thought { at, kind: ThoughtKind::Readable { text: text.into(), signature: signature.into() } }
+    let kind = ThoughtKind::Readable { text: text.into(), signature: signature.into() };
+    Thought { at, calls: 0, kind }
 }
 
 #[tokio::test]
@@ -168,7 +165,7 @@ async fn every_event_is_understood() {
         call_fields(&answer),
         [("toolu_a", "read", json!({"path": "ab"})), ("toolu_b", "read", json!({}))]
     );
-    let sealed = Thought { at: 0, kind: ThoughtKind::Redacted { data: "c2VjcmV0".into() } };
+    let sealed = Thought { at: 0, calls: 0, kind: ThoughtKind::Redacted { data: "c2VjcmV0".into() } };
     let parts = vec![open(0, "Let me think.", "c2ln"), sealed];
     assert_eq!(answer.thoughts, Some(Thoughts { model: "claude".into(), parts, ..Thoughts::default() }));
 }
@@ -611,6 +608,35 @@ async fn a_thought_is_sent_back_with_the_results_of_its_calls() {
         assert_eq!(content[..3], expected);
         assert_eq!(content.len(), 5);
     }
+}
+
+/// The API refuses an answer whose thinking comes back at another place.
+#[tokio::test]
+async fn blocks_go_back_in_the_order_of_the_answer() {
+    let parts = vec![
+        text(0, &["First."]),
+        thought(1, &["a"], "1"),
+        call(2, "toolu_a", "read", &["{}"]),
+        thought(3, &["b"], "2"),
+        vec![block(4, json!({"type": "redacted_thinking", "data": "c2VjcmV0"})), stop(4)],
+        call(5, "toolu_b", "read", &["{}"]),
+    ];
+    let stream = events(&whole(parts, "tool_use"));
+    let done = ok(events(&whole(vec![text(0, &["done"])], "end_turn")));
+    let harness = start_thinking(Thinking::Adaptive, [ok(stream), done]).await;
+    let answer = harness.ask().await.0.unwrap();
+    let calls = answer.calls.iter().map(|call| made(&call.id)).collect();
+    let item = Item::Assistant { text: answer.text, calls, thoughts: answer.thoughts, usage: None };
+    let mut next = request();
+    next.entries.push(entry(item));
+    next.entries.extend(["toolu_a", "toolu_b"].map(|id| returned(id, Body::Text("ok".into()))));
+    harness.ask_with(next).await.0.unwrap();
+    let content = harness.server.requests()[1].1["messages"][1]["content"].clone();
+    let kinds: Vec<_> = content.as_array().unwrap().iter().map(|block| block["type"].clone()).collect();
+    let expected = ["text", "thinking", "tool_use", "thinking", "redacted_thinking", "tool_use"];
+    assert_eq!(kinds, expected);
+    assert_eq!((&content[1]["signature"], &content[3]["signature"]), (&json!("1"), &json!("2")));
+    assert_eq!((&content[2]["id"], &content[5]["id"]), (&json!("toolu_a"), &json!("toolu_b")));
 }
 
 #[tokio::test]

@@ -27,7 +27,7 @@ async fn events_beyond_the_rate_of_a_subscription_are_refused_until_later() {
         }
         assert_eq!(answer.refusal(), (503, "too_many_events"));
         assert_eq!(answer.header("retry-after"), Some("1"));
-        // A view of the same call is no event.
+        // A view of the same call is not an event.
         call.says(&call.view("progress", json!(refused))).await;
         texts.push(text);
         refused += 1;

@@ -114,27 +114,33 @@ pub async fn start(
     Harness { server, model: model(url) }
 }
 
-/// Cuts a stream at every byte. What is left of it is retried, or it is the whole answer.
-pub async fn cut_everywhere(
-    stream: &[u8],
-    whole: &ModelAnswer,
-    start: impl AsyncFnOnce(Vec<Canned>) -> Harness,
-) {
-    // Some streams are long on purpose.
-    if stream.len() > 4096 {
-        return;
+/// Maximum length of a stream that is cut at every byte. Some streams are long on purpose.
+const CUT_BYTES: usize = 4096;
+
+/// Asks a model whose server returns this response. If it is a stream, it is also cut at every byte: what is left of it is
+/// retried, or it has the same outcome as the whole stream.
+pub async fn ask_and_cut(
+    canned: Canned,
+    start: impl AsyncFn(Vec<Canned>) -> Harness,
+) -> Result<ModelAnswer, Error> {
+    let whole = start(vec![canned.clone()]).await.ask().await.0;
+    let stream = &canned.body;
+    let is_stream = ["data:", "event:"].iter().any(|field| stream.starts_with(field.as_bytes()));
+    if canned.status != 200 || !is_stream || stream.len() > CUT_BYTES {
+        return whole;
     }
-    let cuts = (0..stream.len()).map(|cut| events_of(&stream[..cut])).collect();
-    let harness = start(cuts).await;
+    let harness = start((0..stream.len()).map(|cut| events_of(&stream[..cut])).collect()).await;
     for cut in 0..stream.len() {
-        match harness.ask().await.0 {
-            Err(Error::Retry { .. }) => {}
-            Ok(answer) => {
-                assert_eq!((&answer.text, &answer.calls), (&whole.text, &whole.calls), "cut at {cut}")
-            }
-            Err(error) => panic!("cut at {cut}: {error}"),
-        }
+        let answer = harness.ask().await.0;
+        let is_same = match (&answer, &whole) {
+            (Ok(answer), Ok(whole)) => (&answer.text, &answer.calls) == (&whole.text, &whole.calls),
+            (Err(error), Err(whole)) => std::mem::discriminant(error) == std::mem::discriminant(whole),
+            _ => false,
+        };
+        let is_retried = matches!(answer, Err(Error::Retry { .. }));
+        assert!(is_same || is_retried, "cut at {cut}: {answer:?} instead of {whole:?}");
     }
+    whole
 }
 
 pub fn request() -> ModelRequest {

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use rap_runtime::Limits;
 use rap_testkit::peer::Reply;
-use rap_testkit::tools::{CANCEL, CLOSE, INVOKE};
+use rap_testkit::tools::{CANCEL, CLOSE, DISCOVERY, INVOKE};
 use rap_testkit::{Tools, http, until};
 use serde_json::{Value, json};
 
@@ -56,7 +56,13 @@ async fn an_invocation_that_is_retried_is_one_line_until_it_is_delivered() {
     assert_eq!(rap.listing("deliveries").await, std::slice::from_ref(&delivered));
     assert_eq!(redeliver(&rap, &delivered).await.refusal(), (409, "call_settled"));
     let one = rap.get(&format!("/v1/deliveries/{}", delivered["id"].as_str().unwrap())).await;
-    assert_eq!(rap.ids(&thread).await.named_in(&one.expect(200)), delivered);
+    let mut one = rap.ids(&thread).await.named_in(&one.expect(200));
+    let attempts = one.as_object_mut().unwrap().remove("last_attempts").unwrap();
+    assert_eq!(one, delivered);
+    let details: Vec<&Value> =
+        attempts.as_array().unwrap().iter().map(|attempt| &attempt["detail"]).collect();
+    assert_eq!(details, ["answered 500", "answered 503", "answered 200"]);
+    assert_eq!((&attempts[0]["at"], &attempts[2]["at"]), (&delivered["first_at"], &delivered["last_at"]));
 }
 
 #[tokio::test]
@@ -234,4 +240,29 @@ async fn the_ledger_is_paged_and_filtered_and_survives_a_restart() {
         let again = rap.post(&format!("/v1/deliveries/{id}/redeliver"), &json!({})).await;
         assert_eq!(again.refusal(), (404, "no_such_delivery"));
     }
+}
+
+/// The health of a tool server is what its last requests showed. Nothing is asked to find it out.
+#[tokio::test]
+async fn the_health_of_a_tool_server_follows_its_last_requests() {
+    let tools = Tools::start().await;
+    let rap = LocalRuntime::start(&tools).await;
+    let health = async || rap.get("/v1/tools").await.expect(200)["servers"][0]["health"].clone();
+    let known = health().await;
+    assert_eq!((&known["state"], &known["last_failure"]), (&json!("ok"), &Value::Null));
+    tools.answer_always(INVOKE, Reply::Status(503));
+    let thread = rap.open("call work").await;
+    let retrying = line(&rap, "retrying", |line| line["outcome"] == "retrying").await;
+    let fetched = tools.count(DISCOVERY);
+    let failing = health().await;
+    assert_eq!((&failing["state"], &failing["last_failure"]), (&json!("failing"), &json!("answered 503")));
+    assert!(failing["last_failure_at"].is_string() && failing["last_success_at"].is_string(), "{failing}");
+    tools.answer_always(INVOKE, Reply::Status(200));
+    redeliver(&rap, &retrying).await;
+    line(&rap, "delivered", |line| line["outcome"] == "delivered").await;
+    let again = health().await;
+    assert_eq!((&again["state"], &again["last_failure"]), (&json!("ok"), &json!("answered 503")));
+    assert_eq!((&again["next_attempt_at"], tools.count(DISCOVERY)), (&Value::Null, fetched));
+    tools.invocation().await.returns("done").await;
+    rap.until_idle(&thread).await;
 }

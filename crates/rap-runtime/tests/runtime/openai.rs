@@ -4,8 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::canned::{
-    Canned, Harness, KEY, LONG_NAME, call_fields, cut_everywhere, events_of, failing, non_answers, ok,
-    request,
+    Canned, Harness, KEY, LONG_NAME, ask_and_cut, call_fields, events_of, failing, non_answers, ok, request,
 };
 use rap_agent::{Arguments, CallEntry, Entry, Item, Usage};
 use rap_io::client::{Client, ClientLimits};
@@ -31,8 +30,9 @@ fn model(base_url: Url) -> Arc<dyn Model> {
     Arc::new(OpenAi::new(client, settings).unwrap())
 }
 
+/// Asks the model once. A stream is also cut at every byte.
 async fn ask(canned: Canned) -> Result<ModelAnswer, Error> {
-    start([canned]).await.ask().await.0
+    ask_and_cut(canned, async |answers| start(answers).await).await
 }
 
 /// Returns a stream of these chunks, followed by `[DONE]`.
@@ -52,12 +52,8 @@ fn calls(pieces: Value) -> Value {
     delta(json!({"tool_calls": pieces}))
 }
 
-/// Returns the answer of a stream, which is also cut at every byte.
 async fn answered(chunks: &[Value]) -> ModelAnswer {
-    let stream = events(chunks);
-    let answer = ask(ok(stream.clone())).await.unwrap();
-    cut_everywhere(stream.as_bytes(), &answer, async |cuts| start(cuts).await).await;
-    answer
+    ask(ok(events(chunks))).await.unwrap()
 }
 
 #[tokio::test]
@@ -425,8 +421,10 @@ async fn failures_are_classified_and_contain_no_key() {
         "{\"error\": {\"message\": \"This model's maximum context length is 8192 tokens.\"}}",
         "{\"error\": {\"message\": \"the request exceeds the available context size\"}}",
     ];
-    for body in too_long {
-        let error = ask(failing(400, body)).await.unwrap_err();
+    let too_large = "<html><head><title>413 Request Entity Too Large</title></head></html>";
+    let too_long = too_long.map(|body| (400, body)).into_iter().chain([(413, too_large), (413, "")]);
+    for (status, body) in too_long {
+        let error = ask(failing(status, body)).await.unwrap_err();
         assert!(matches!(error, Error::TooLong { .. }), "{error}");
     }
 }

@@ -3,8 +3,7 @@
 use std::sync::Arc;
 
 use crate::canned::{
-    Canned, Harness, KEY, LONG_NAME, call_fields, cut_everywhere, events_of, failing, non_answers, ok,
-    request,
+    Canned, Harness, KEY, LONG_NAME, ask_and_cut, call_fields, events_of, failing, non_answers, ok, request,
 };
 use rap_agent::{Arguments, CallEntry, Entry, Item, ThoughtKind, Thoughts, Usage};
 use rap_io::client::{Client, ClientLimits};
@@ -31,16 +30,13 @@ fn model(base_url: Url) -> Arc<dyn Model> {
     )
 }
 
+/// Asks the model once. A stream is also cut at every byte.
 async fn ask(canned: Canned) -> Result<ModelAnswer, Error> {
-    start([canned]).await.ask().await.0
+    ask_and_cut(canned, async |answers| start(answers).await).await
 }
 
-/// Returns the answer of a stream, which is also cut at every byte.
 async fn answered(stream: &[Value]) -> ModelAnswer {
-    let stream = events(stream);
-    let answer = ask(ok(stream.clone())).await.unwrap();
-    cut_everywhere(stream.as_bytes(), &answer, async |cuts| start(cuts).await).await;
-    answer
+    ask(ok(events(stream))).await.unwrap()
 }
 
 fn events(events: &[Value]) -> String {
@@ -123,8 +119,8 @@ fn check(answer: &ModelAnswer) {
     assert_eq!(answer.usage, Usage { input: 10, output: 3, cached: 8, ..Usage::default() });
     let parts = &answer.thoughts.as_ref().unwrap().parts;
     assert!(
-        matches!(&parts[..], [thought] if thought.at == 0
-            && matches!(&thought.kind, ThoughtKind::Item { item, calls: 0 } if Value::Object(item.clone()) == reasoning())),
+        matches!(&parts[..], [thought] if (thought.at, thought.calls) == (0, 0)
+            && matches!(&thought.kind, ThoughtKind::Item { item } if Value::Object(item.clone()) == reasoning())),
         "{parts:?}"
     );
 }
@@ -353,9 +349,7 @@ async fn an_answer_that_reached_a_limit_says_so() {
     ] {
         let end = json!({"type": "response.incomplete", "response": {"status": "incomplete",
             "incomplete_details": {"reason": reason}, "output": [message("so far"), cut], "usage": usage()}});
-        let stream = events(&[end]);
-        let answer = ask(ok(stream.clone())).await.unwrap();
-        cut_everywhere(stream.as_bytes(), &answer, async |cuts| start(cuts).await).await;
+        let answer = answered(&[end]).await;
         assert_eq!(answer.text, format!("so far\n{note}"));
         assert_eq!(call_fields(&answer), [("c", "read", json!({"unusable": "{\"path\": \"a"}))]);
     }

@@ -46,12 +46,16 @@ fn thoughts(url: &Url) -> Thoughts {
     let parts = [
         ThoughtKind::Readable { text: "hm".into(), signature: "c2ln".into() },
         ThoughtKind::Redacted { data: "c2VjcmV0".into() },
-        ThoughtKind::Item { item: reasoning.as_object().unwrap().clone(), calls: 0 },
+        ThoughtKind::Item { item: reasoning.as_object().unwrap().clone() },
     ];
     Thoughts {
         model: "m".into(),
         server: Some(url.as_str().trim_end_matches('/').to_owned()),
-        parts: parts.into_iter().map(|kind| Thought { at: 0, kind }).collect(),
+        // One of each before the calls, and one of each between the first two.
+        parts: [0, 1]
+            .into_iter()
+            .flat_map(|calls| parts.clone().map(|kind| Thought { at: 0, calls, kind }))
+            .collect(),
         fields: Map::from_iter([("reasoning_content".to_owned(), json!("hm"))]),
         call_fields: vec![Map::from_iter([("extra_content".to_owned(), json!({"google": {}}))])],
     }
@@ -78,7 +82,7 @@ fn history(url: &Url) -> Vec<Item> {
         thinking("", vec![given("c4"), given("c5")]),
         Item::runtime_result(id("c4"), "interrupted"),
         result("c5", Body::Text(String::new())),
-        Item::user("and?"),
+        Item::User { text: "and this?".into(), content: vec![image()], from: Speaker::User },
         thinking("done", vec![]),
     ];
     items.extend(event("e1", "c1", "interrupt:c1 (subscription remains active)"));
@@ -92,7 +96,8 @@ fn history(url: &Url) -> Vec<Item> {
     items
 }
 
-/// Asks a model with every part of the history. Returns the captured requests.
+/// Asks a model with every part of the history: with tools and images, and without, as for a summary. Returns the captured
+/// requests.
 async fn captured(
     api: &'static str,
     path: &str,
@@ -100,21 +105,45 @@ async fn captured(
     model: impl FnOnce(Url) -> Arc<dyn Model>,
 ) -> Vec<Value> {
     let count = history(&Url::parse("http://h").unwrap()).len();
-    let answers = (0..count).map(|_| ok(answer.clone()));
+    let answers = (0..2 * count).map(|_| ok(answer.clone()));
     let harness = canned::start(path, answers, model).await;
     let url = Url::parse(harness.model.destination()).unwrap();
     let items = history(&url);
     for end in 1..=count {
         let entries = items[..end].iter().map(|item| Entry { at: Timestamp(0), item: item.clone() });
-        harness
-            .ask_with(ModelRequest { entries: entries.collect(), ..canned::request() })
-            .await
-            .0
-            .unwrap_or_else(|error| panic!("{api}: {error}"));
+        let request = ModelRequest { entries: entries.collect(), ..canned::request() };
+        let bare =
+            ModelRequest { system: String::new(), tools: Arc::new([]), images: false, ..request.clone() };
+        for request in [request, bare] {
+            harness.ask_with(request).await.0.unwrap_or_else(|error| panic!("{api}: {error}"));
+        }
     }
     let requests = harness.server.requests();
-    assert_eq!(requests.len(), count);
+    assert_eq!(requests.len(), 2 * count);
     requests.into_iter().map(|(_, body)| json!({"api": api, "body": body})).collect()
+}
+
+/// Returns the requests of a turn that the provider pauses.
+async fn resumed() -> Vec<Value> {
+    let search =
+        json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}});
+    let content = json!([{"type": "text", "text": "Searching."}, search,
+        {"type": "web_search_tool_result", "tool_use_id": "srvtoolu_1", "content": []}]);
+    let paused =
+        json!({"type": "message", "role": "assistant", "content": content, "stop_reason": "pause_turn"});
+    let done = json!({"type": "message", "role": "assistant", "content": [{"type": "text", "text": "ok"}]});
+    let answers = [paused, done].map(|answer| ok(answer.to_string()));
+    let harness = canned::start("/v1/messages", answers, |url| claude(url, Thinking::Off)).await;
+    harness.ask().await.0.unwrap();
+    let requests = harness.server.requests();
+    assert_eq!(requests.len(), 2);
+    requests.into_iter().map(|(_, body)| json!({"api": "anthropic", "body": body})).collect()
+}
+
+fn claude(base_url: Url, thinking: Thinking) -> Arc<dyn Model> {
+    let (name, max_tokens) = ("m".to_owned(), 4096);
+    let settings = anthropic::Settings { base_url, name, api_key: None, max_tokens, thinking, prices: None };
+    Arc::new(anthropic::Anthropic::new(client(), settings).unwrap())
 }
 
 fn client() -> Client {
@@ -141,20 +170,13 @@ async fn all_requests() -> Vec<Value> {
         );
     }
     for thinking in [Thinking::Off, Thinking::Adaptive, Thinking::Tokens(1024)] {
-        all.extend(
-            captured("anthropic", "/v1/messages", message.clone(), |base_url| {
-                let (name, max_tokens) = ("m".to_owned(), 4096);
-                let settings =
-                    anthropic::Settings { base_url, name, api_key: None, max_tokens, thinking, prices: None };
-                Arc::new(anthropic::Anthropic::new(client(), settings).unwrap())
-            })
-            .await,
-        );
+        all.extend(captured("anthropic", "/v1/messages", message.clone(), |url| claude(url, thinking)).await);
     }
     let asked = captured("openai-responses", "/responses", response, |url| {
         Arc::new(responses::Responses::new(client(), openai_settings(url, CallIds::Wire)).unwrap())
     });
     all.extend(asked.await);
+    all.extend(resumed().await);
     all
 }
 

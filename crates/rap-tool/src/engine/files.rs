@@ -1,11 +1,11 @@
 //! Moves the directories of a session's threads to another tool server.
 //!
-//! They arrive in `arriving/SESSION` among the directories of threads, where no handler looks. They take their places when
-//! the caller at the destination asks about one of the threads, as its calls do.
+//! They arrive in `arriving/SESSION` among the directories of threads, which no handler reads. They are moved to their final
+//! paths when the caller at the destination asks about one of the threads, as calls are started then.
 //!
 //! The first page of calls announces a transfer with a random id. Its pages are accepted once and in order, and its files
-//! take their places only if its last page has arrived, so that no directory in use is replaced by a part of itself or by
-//! an older copy that somebody sends again.
+//! are moved only if its last page has arrived, so that no directory in use is replaced by a part of itself or by an older
+//! copy that somebody sends again.
 
 use std::collections::HashSet;
 use std::io;
@@ -105,12 +105,12 @@ fn forget(directory: &Path) -> io::Result<()> {
     remove_tree(directory)
 }
 
-/// Sessions whose files have arrived and are not in their places yet.
+/// Sessions whose files have arrived and are not at their final paths yet.
 pub(super) struct ArrivedFiles {
     directory: PathBuf,
     /// Keys of the sessions.
     sessions: Mutex<HashSet<String>>,
-    /// Held while files are written, or moved to their places.
+    /// Held while files are written, or moved to their final paths.
     turn: Arc<tokio::sync::Mutex<()>>,
 }
 
@@ -356,7 +356,7 @@ impl Engine {
     }
 }
 
-/// Deletes what says that transfers of long ago are over.
+/// Deletes the files that mark old transfers as over.
 fn delete_used(arriving: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(arriving).into_iter().flatten() {
         let path = entry?.path();

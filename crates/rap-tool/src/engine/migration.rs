@@ -245,7 +245,7 @@ impl Engine {
         };
         let opened = hash(usize::MAX, open).await;
         opened.ok_or(ArrivalRefused::Invalid(
-            "this is no state that was encrypted with the migration key of this server",
+            "the state was not encrypted with the migration key of this server",
         ))
     }
 
@@ -330,7 +330,7 @@ impl Engine {
                 Ok((recovery::unfinished_of(db, &calls)?, more))
             };
             let Some((calls, more)) = self.write_for(caller, activate).await else { return Ok(()) };
-            tracing::info!(session, calls = calls.len(), "calls of a session that was moved here go on");
+            tracing::info!(session, calls = calls.len(), "calls of a session that was moved here continue");
             self.resume_page(calls).await;
             if !more {
                 break;

@@ -77,13 +77,8 @@ pub(crate) struct Externals {
 /// Opens the data directory and creates an engine. Nothing is resumed yet.
 pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Engine>, ServeError> {
     let EngineConfig { data, key, auth, offer, on_close, states, limits, .. } = config;
-    let migration_key = config.migration_key.as_ref().map(|text| Key::parse(text.expose())).transpose();
-    let migration_key = migration_key.map_err(|_| ServeError::BadMigrationKey)?;
+    let migration_key = parse_migration_key(config.migration_key.as_ref())?;
     let limits = limits.clamped();
-    // It may contain a password, so the error does not repeat it.
-    if data.as_ref().is_some_and(|data| data.to_string_lossy().contains("://")) {
-        return Err(ServeError::JournalUrl);
-    }
     let directories = thread_directories(data.as_deref())?;
     let virtual_time = externals.clock.is_virtual();
     let secrets =
@@ -113,11 +108,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         subscriptions: Pool::new(limits.subscriptions, &known),
         parsers: Semaphore::new(PARSERS),
         arguments: Pool::new(limits.arriving_bytes / ARGUMENT_UNIT * ARGUMENT_MEMORY, &known),
-        journal: Journal {
-            key,
-            bounds: Bounds { max_events: limits.waiting_events, deliver_for: limits.delivery.give_up_after },
-            keys,
-        },
+        journal: Journal { key, bounds: bounds(&limits), keys },
         writer,
         outgoing: externals.outgoing,
         clock: externals.clock,
@@ -154,9 +145,20 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
     }))
 }
 
-/// Returns the parent of the threads' directories.
+fn parse_migration_key(text: Option<&Secret>) -> Result<Option<Key>, ServeError> {
+    let key = text.map(|text| Key::parse(text.expose())).transpose();
+    key.map_err(|_| ServeError::BadMigrationKey)
+}
+
+fn bounds(limits: &Limits) -> Bounds {
+    Bounds { max_events: limits.waiting_events, deliver_for: limits.delivery.give_up_after }
+}
+
+/// Returns the parent of the threads' directories. Refuses a data directory that is a URL.
 fn thread_directories(data: Option<&Path>) -> Result<PathBuf, ServeError> {
     match data {
+        // The URL may contain a password, so the error does not repeat it.
+        Some(data) if data.to_string_lossy().contains("://") => Err(ServeError::JournalUrl),
         Some(data) => std::path::absolute(data.join("threads"))
             .map_err(|source| ServeError::Data { path: data.into(), source }),
         None => Ok(std::env::temp_dir().join(format!("rap-tool-{}", std::process::id()))),

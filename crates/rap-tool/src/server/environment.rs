@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use rap_io::tls::{ClientCertificates, ClientTls, ServerTls};
 use rap_protocol::{Secret, UrlPolicy};
 
-use super::{CallbacksTo, JournalPlace, ToolServer};
+use super::{CallbacksTo, JournalLocation, ToolServer};
 use crate::auth::Auth;
 
 /// Name of the caller whose credentials are in the environment.
@@ -31,7 +31,7 @@ impl ToolServer {
         // A value that is not UTF-8 must not be ignored. With the replacement character in it, it is rejected later.
         let text = |name| variable(name).map(|value| value.to_string_lossy().into_owned());
         if let Some(directory) = variable("RAP_TOOL_DATA") {
-            self.journal = JournalPlace::Directory(directory.into());
+            self.journal = JournalLocation::Directory(directory.into());
         }
         self.key = text("RAP_TOOL_KEY").map(Secret::new).or(self.key);
         self.migration_key = text("RAP_TOOL_MIGRATION_KEY").map(Secret::new).or(self.migration_key);

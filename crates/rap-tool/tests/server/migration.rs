@@ -329,7 +329,7 @@ async fn files_that_arrive_are_gone_when_their_session_is_closed_and_strangers_b
     runtime.expect_text("files").await;
     let body = json!({"sealed": "bm90IHNlYWxlZA=="}).to_string();
     assert_eq!(target.caller().post("/import_files", body).await.0, 403);
-    // The session goes on where it was.
+    // The session continues where it was.
     source.caller().accepted(&runtime.invocation("list", "s", "3", json!({}))).await;
     runtime.expect_text("files a:1024 absolute:0 link:1024").await;
     source.stop().await;

@@ -12,7 +12,7 @@ use crate::{Error as StartError, Options};
 pub(super) struct Roots(Vec<(PathBuf, Dir)>);
 
 /// A path within a root.
-pub(super) struct Place<'a> {
+pub(super) struct RootedPath<'a> {
     pub(super) dir: &'a Dir,
     /// Path relative to the root; never empty.
     pub(super) path: PathBuf,
@@ -41,7 +41,7 @@ impl Roots {
     }
 
     /// Finds the root of a path: an absolute path is in one of them, any other is relative to the first.
-    pub(super) fn place<'a>(&'a self, path: &'a str) -> Result<Place<'a>> {
+    pub(super) fn resolve<'a>(&'a self, path: &'a str) -> Result<RootedPath<'a>> {
         if path.contains('\0') {
             return Err(Error::new("a path must not contain NUL characters"));
         }
@@ -54,11 +54,11 @@ impl Roots {
         let (dir, relative) =
             found.ok_or_else(|| Error::new(format!("{path:?} is outside the permitted directories")))?;
         let path_in_root = if relative.as_os_str().is_empty() { Path::new(".") } else { relative };
-        Ok(Place { dir, path: path_in_root.to_owned(), shown: path })
+        Ok(RootedPath { dir, path: path_in_root.to_owned(), shown: path })
     }
 }
 
-impl Place<'_> {
+impl RootedPath<'_> {
     pub(super) fn metadata(&self) -> Result<Metadata> {
         self.dir.metadata(&self.path).map_err(|error| self.failed(&error))
     }

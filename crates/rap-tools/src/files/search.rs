@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 use rap_tool::prelude::*;
 use regex_automata::meta::Regex;
 
-use super::roots::Place;
+use super::roots::RootedPath;
 use super::{FILE_BYTES, open_file, walk};
 
 /// Longest time of a search.
@@ -19,13 +19,13 @@ const LINE_CHARS: usize = 300;
 /// Maximum size of a compiled expression, in bytes.
 const PATTERN_BYTES: usize = 1024 * 1024;
 
-pub(super) fn search(place: &Place<'_>, pattern: &str) -> Result<String> {
+pub(super) fn search(rooted: &RootedPath<'_>, pattern: &str) -> Result<String> {
     let config = Regex::config().nfa_size_limit(Some(PATTERN_BYTES)).hybrid_cache_capacity(PATTERN_BYTES);
     let regex = Regex::builder().configure(config).build(pattern);
     let regex =
         regex.map_err(|error| Error::new(format!("the pattern is not a regular expression: {error}")))?;
     let (end, mut files, mut found, mut cut) = (Instant::now() + WITHIN, 0, Vec::new(), None);
-    walk(place, |dir, path, shown| {
+    walk(rooted, |dir, path, shown| {
         files += 1;
         if files > FILES || Instant::now() > end {
             cut = Some("not all files were searched; search a smaller directory");

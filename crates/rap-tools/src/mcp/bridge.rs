@@ -51,7 +51,7 @@ pub struct Bound {
     stop: CancellationToken,
 }
 
-/// Binds to the address. Calls of an earlier process go on at once, before their servers run again.
+/// Binds to the address. Calls of an earlier process continue at once, before their servers run again.
 pub async fn bind(options: Options) -> Result<Bound, Error> {
     let address = embedded::address(options.listen)?;
     let failed = |source| Error::Bind { address: address.clone(), source };

@@ -30,13 +30,13 @@ pub(super) const START_WITHIN: Duration = Duration::from_secs(120);
 const UPDATE_PAUSE: Duration = Duration::from_millis(250);
 /// Time that a server which has closed its stdout usually needs to end.
 const END_WITHIN: Duration = Duration::from_secs(1);
-/// First and longest pause before a server without handshake is asked again to tell changes of its lists.
+/// First and longest pause before the bridge subscribes again to list changes of a server without handshake.
 const FIRST_LISTEN_PAUSE: Duration = Duration::from_secs(1);
 const LONGEST_LISTEN_PAUSE: Duration = Duration::from_secs(60);
 
 pub(super) type Running = RunningService<RoleClient, Client>;
 
-/// Begin of a connection.
+/// Way in which a connection begins.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(super) enum Start {
     Handshake,
@@ -267,7 +267,7 @@ pub(super) enum NotConnected {
 
 enum Never {}
 
-/// Notes changes of the lists of a server without handshake, which tells them only to those who ask for them.
+/// Follows the list changes of a server without handshake, which announces them only to subscribers.
 async fn listen(session: &Session) -> Never {
     let mut pause = FIRST_LISTEN_PAUSE;
     let mut is_first = true;
@@ -275,7 +275,7 @@ async fn listen(session: &Session) -> Never {
         match session.peer.listen(wanted).await {
             Ok(mut subscription) => {
                 pause = FIRST_LISTEN_PAUSE;
-                // The lists may have changed while nothing was told.
+                // The lists may have changed while there was no subscription.
                 if !std::mem::replace(&mut is_first, false) {
                     session.calls.list_changed.notify_one();
                 }
@@ -284,11 +284,11 @@ async fn listen(session: &Session) -> Never {
                 }
             }
             Err(ServiceError::McpError(error)) => {
-                tracing::info!(server = session.server, %error, "the MCP server does not tell changes");
+                tracing::info!(server = session.server, %error, "the MCP server does not announce list changes");
                 break;
             }
             Err(error) => {
-                tracing::info!(server = session.server, %error, "changes of the MCP server are not told");
+                tracing::info!(server = session.server, %error, "list changes of the MCP server cannot be followed");
             }
         }
         tokio::time::sleep(pause).await;
@@ -297,7 +297,7 @@ async fn listen(session: &Session) -> Never {
     std::future::pending().await
 }
 
-/// Returns the changes to ask for. `None` if the server tells them without being asked, or has none.
+/// Returns the changes to subscribe to. `None` if the server announces them without a subscription, or has none.
 fn wanted(session: &Session) -> Option<SubscriptionFilter> {
     let info = session.peer.peer_info()?;
     if info.protocol_version.has_initialize() {
@@ -313,7 +313,7 @@ fn wanted(session: &Session) -> Option<SubscriptionFilter> {
     (wanted != SubscriptionFilter::new()).then_some(wanted)
 }
 
-/// Returns true if a server has answered the begin of a connection with an error, so that it may know the other way.
+/// Returns true if a server has refused this way of beginning a connection, so that it may support the other one.
 fn is_refusal(error: &ClientInitializeError) -> bool {
     matches!(error, ClientInitializeError::JsonRpcError(_))
 }

@@ -32,7 +32,7 @@ use super::running::{Client, RunningCalls};
 const MESSAGE_BYTES: usize = 16 * 1024 * 1024;
 /// Maximum size of the body of a refusal that is read, in bytes.
 const REFUSAL_BYTES: usize = 16 * 1024;
-/// Time without any byte after which a stream counts as broken. It is opened again, and a call goes on.
+/// Time without any byte after which a stream counts as broken. It is opened again, and its call continues.
 const STREAM_IDLE: Duration = Duration::from_secs(24 * 60 * 60);
 /// Time until the answer to a request begins. A server may answer with the result itself, however long that takes.
 const ANSWER_WITHIN: Duration = Duration::from_secs(24 * 60 * 60);

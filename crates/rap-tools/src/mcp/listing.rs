@@ -176,7 +176,7 @@ impl Listing {
             .description(cut(about, limits::DESCRIPTION_BYTES))
             .without_scrubbing();
         match tasks {
-            // Its task goes on after a restart of the bridge. Any other call gets an error that says that its outcome is
+            // A task continues after a restart of the bridge. Any other call gets an error that says that its outcome is
             // unknown.
             Tasks::Never => tool,
             _ => tool.restartable(),

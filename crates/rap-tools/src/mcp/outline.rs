@@ -14,7 +14,7 @@ pub(super) struct Outline {
     depth: usize,
     in_string: bool,
     escaped: bool,
-    /// Begin of the current name or value on the first level.
+    /// Beginning of the current name or value on the first level.
     part: Vec<u8>,
     name: Vec<u8>,
     id: Option<Vec<u8>>,

@@ -209,7 +209,7 @@ impl Server {
         }
     }
 
-    /// Mounts the tool server with the tools of the last time, so that the calls of the last process go on.
+    /// Mounts the tool server with the tools that the last process stored, so that the calls of that process continue.
     pub(super) async fn resume(self: &Arc<Self>) {
         let Some(stored) = self.stored() else { return };
         if let Err(why) = self.mount(&stored.listing, stored.versions).await {

@@ -52,7 +52,7 @@ pub(super) enum Failure {
     Ended,
     /// The request could not be sent, or its answer could not be received.
     NotAnswered(String),
-    /// The server, or what is before it, answered this request with an HTTP error. The session goes on.
+    /// The server, or a proxy in front of it, answered this request with an HTTP error. The session continues.
     Failed(String),
     /// The server answered with an error.
     Refused(ErrorData),

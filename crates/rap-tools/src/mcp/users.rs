@@ -24,25 +24,25 @@ const UNUSED: Duration = Duration::from_secs(60 * 60);
 #[derive(Default)]
 pub(super) struct Users {
     /// Sessions by their access tokens.
-    sessions: Mutex<HashMap<String, Held>>,
+    sessions: Mutex<HashMap<String, KeptSession>>,
     /// The client of the authorization server, once it is known.
     app: tokio::sync::Mutex<Option<OauthApp>>,
     /// The last challenge of the server.
     challenge: Mutex<String>,
 }
 
-/// Place of a session. Its lock is held while the session is being made.
-type Slot = Arc<tokio::sync::Mutex<Option<Session>>>;
+/// A session, if it was made already. The lock is held while the session is being made.
+type SessionCell = Arc<tokio::sync::Mutex<Option<Session>>>;
 
-struct Held {
-    slot: Slot,
+struct KeptSession {
+    cell: SessionCell,
     used: Instant,
 }
 
-impl Held {
+impl KeptSession {
     /// Returns true if nobody uses the session or waits for it.
     fn is_free(&self) -> bool {
-        match self.slot.try_lock() {
+        match self.cell.try_lock() {
             Ok(session) => session.as_ref().is_none_or(|session| session.calls.is_idle()),
             Err(_) => false,
         }
@@ -51,11 +51,11 @@ impl Held {
     fn is_over(&self) -> bool {
         let has_ended =
             |session: &Option<Session>| session.as_ref().is_some_and(|session| session.ended.is_cancelled());
-        self.slot.try_lock().is_ok_and(|session| has_ended(&session))
+        self.cell.try_lock().is_ok_and(|session| has_ended(&session))
     }
 
     fn end(&self) {
-        if let Ok(session) = self.slot.try_lock()
+        if let Ok(session) = self.cell.try_lock()
             && let Some(session) = session.as_ref()
         {
             session.ended.cancel();
@@ -68,8 +68,8 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
 }
 
 impl Users {
-    /// Returns the place of the session with a token, and ends sessions that are not needed any more.
-    fn slot(&self, token: &str) -> Slot {
+    /// Returns the cell of the session with a token, and ends sessions that are not needed any more.
+    fn cell(&self, token: &str) -> SessionCell {
         let mut sessions = lock(&self.sessions);
         sessions.retain(|known, held| {
             let is_unused = held.used.elapsed() > UNUSED && held.is_free();
@@ -87,9 +87,9 @@ impl Users {
         }
         let held = sessions
             .entry(token.to_owned())
-            .or_insert_with(|| Held { slot: Slot::default(), used: Instant::now() });
+            .or_insert_with(|| KeptSession { cell: SessionCell::default(), used: Instant::now() });
         held.used = Instant::now();
-        Arc::clone(&held.slot)
+        Arc::clone(&held.cell)
     }
 }
 
@@ -119,21 +119,21 @@ impl Server {
         for _ in 0..SIGN_INS {
             let app = self.oauth_app(call, &url).await.map_err(Failure::NotSignedIn)?;
             let token = call.access_token(&app).await.map_err(Failure::NotSignedIn)?;
-            let slot = self.users.slot(token.expose());
-            let mut slot = slot.lock().await;
-            if let Some(session) = slot.as_ref().filter(|session| !session.ended.is_cancelled()) {
+            let cell = self.users.cell(token.expose());
+            let mut cell = cell.lock().await;
+            if let Some(session) = cell.as_ref().filter(|session| !session.ended.is_cancelled()) {
                 return Ok(session.clone());
             }
             let (connected, session) = match self.connect_as(&url, &token).await {
                 Ok(connected) => connected,
                 Err(NotConnected::SignIn(challenge)) => {
-                    drop(slot);
+                    drop(cell);
                     self.refused(call, &app, &token, &challenge).await;
                     continue;
                 }
                 Err(error) => return Err(Failure::Unusable(self.unusable(&error.to_string()))),
             };
-            *slot = Some(session.clone());
+            *cell = Some(session.clone());
             let (server, followed) = (Arc::clone(self), session.clone());
             tokio::spawn(async move {
                 let stop = server.stopped();

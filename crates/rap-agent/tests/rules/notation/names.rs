@@ -57,9 +57,9 @@ impl Names {
     }
 
     /// Returns the number of a question in order of appearance.
-    pub fn question(&mut self, no: u64) -> usize {
-        let at = self.questions.iter().position(|known| *known == no).unwrap_or_else(|| {
-            self.questions.push(no);
+    pub fn question(&mut self, number: u64) -> usize {
+        let at = self.questions.iter().position(|known| *known == number).unwrap_or_else(|| {
+            self.questions.push(number);
             self.questions.len() - 1
         });
         at + 1

@@ -89,9 +89,10 @@ fn of_tool(names: &Names, words: &[&str], text: &str) -> Option<Input> {
             call: names.call(call),
             url: AuthUrl::new("https://example.com/in").expect("a URL"),
         },
-        ["choice", call, no] => {
-            Input::ChoiceRequested { call: names.call(call), choice: choice(no.parse().expect("a number")) }
-        }
+        ["choice", call, number] => Input::ChoiceRequested {
+            call: names.call(call),
+            choice: choice(number.parse().expect("a number")),
+        },
         ["view", call] => {
             Input::View { call: names.call(call), view_type: "progress".into(), content: Value::from(1) }
         }
@@ -103,8 +104,8 @@ fn of_person(names: &Names, words: &[&str], line: &str, text: &str) -> Option<In
     Some(match words {
         ["begin"] => Input::Begin { message: Some(text).filter(|text| !text.is_empty()).map(Into::into) },
         ["said", ..] => said(line.trim_start_matches("said ")),
-        ["chose", call, no] => {
-            Input::Choose { call: names.call(call), selected: Some(no.parse().expect("a number")) }
+        ["chose", call, number] => {
+            Input::Choose { call: names.call(call), selected: Some(number.parse().expect("a number")) }
         }
         ["dismissed", call] => Input::Choose { call: names.call(call), selected: None },
         ["interrupt"] => Input::Interrupt,
@@ -218,12 +219,12 @@ fn built_in(names: &Names, tool: &str, with: &str) -> BuiltIn {
     }
 }
 
-fn choice(no: u64) -> Choice {
+fn choice(number: u64) -> Choice {
     Choice {
         prompt: "Which?".into(),
         choices: vec!["this".into(), "that".into()],
         default: 1,
-        response_url: ResponseUrl::new(format!("https://example.com/{no}")).expect("a URL"),
-        digest: no,
+        response_url: ResponseUrl::new(format!("https://example.com/{number}")).expect("a URL"),
+        digest: number,
     }
 }

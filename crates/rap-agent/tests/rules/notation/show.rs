@@ -50,21 +50,23 @@ fn write(write: &Write, names: &mut Names) -> String {
         Write::Open(open) => format!("open {}", open.id),
         Write::Approve(open) => format!("approve {}", open.id),
         Write::Settle { call, state } => format!("settle {call} {state:?}"),
-        Write::Question { no, call, question } => {
+        Write::Question { number, call, question } => {
             let kind = match question {
                 NewQuestion::SignIn(_) => "sign-in",
                 NewQuestion::Choice(_) => "choice",
                 NewQuestion::Approval(_) => "approval",
             };
-            format!("{call} wants {kind} #{}", names.question(*no))
+            format!("{call} wants {kind} #{}", names.question(*number))
         }
-        Write::Answer { no, selected } => format!("#{} is {selected}", names.question(*no)),
+        Write::Answer { number, selected } => format!("#{} is {selected}", names.question(*number)),
         Write::DropQuestions { call } => format!("drop questions of {call}"),
         Write::View { view_type, .. } => format!("view {view_type}"),
         Write::Timer { call, at: Some(at) } => format!("{call} at {}", seconds(*at)),
         Write::Timer { call, at: None } => format!("{call} never"),
-        Write::RecordEventId { event, no, forget: 0, .. } => format!("mark {no} {event}"),
-        Write::RecordEventId { event, no, forget, .. } => format!("mark {no} {event}, forget up to {forget}"),
+        Write::RecordEventId { event, number, forget: 0, .. } => format!("mark {number} {event}"),
+        Write::RecordEventId { event, number, forget, .. } => {
+            format!("mark {number} {event}, forget up to {forget}")
+        }
         Write::Backlog { call, entry, .. } => format!("backlog of {call} {}", item(entry, names)),
         Write::DropBacklog { call } => format!("drop backlog of {call}"),
         Write::Spawn(child) => spawn(child, names),
@@ -153,7 +155,7 @@ fn effect(effect: &Effect, names: &mut Names) -> String {
             let cancelled = cancelled.iter().map(|call| format!("; notify cancel {call}"));
             ["notify close".to_owned()].into_iter().chain(cancelled).collect()
         }
-        Effect::Answer { no, .. } => format!("deliver #{}", names.question(*no)),
+        Effect::Answer { number, .. } => format!("deliver #{}", names.question(*number)),
         Effect::Deliver => "deliver".into(),
     }
 }

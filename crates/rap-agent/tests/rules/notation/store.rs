@@ -97,14 +97,17 @@ impl Store {
     fn write_one(&mut self, write: &Write, needs: &FactsNeeded) {
         match write {
             Write::Append { seq, entry } => self.append(*seq, entry.clone()),
-            Write::Hold { queue, no, entry } => {
+            Write::Hold { queue, number, entry } => {
                 let last = self.held.keys().filter(|(other, _)| other == queue).max();
-                assert!(last.is_none_or(|(_, last)| last + 1 == *no), "entry {no} of {queue:?} leaves a gap");
-                assert!(self.held.insert((*queue, *no), entry.clone()).is_none());
+                assert!(
+                    last.is_none_or(|(_, last)| last + 1 == *number),
+                    "entry {number} of {queue:?} leaves a gap"
+                );
+                assert!(self.held.insert((*queue, *number), entry.clone()).is_none());
             }
             Write::Release { queue, first, count, seq } => {
-                for (no, seq) in (*first..first + count).zip(*seq..) {
-                    let entry = self.held.remove(&(*queue, no)).expect("released entries are held");
+                for (number, seq) in (*first..first + count).zip(*seq..) {
+                    let entry = self.held.remove(&(*queue, number)).expect("released entries are held");
                     self.append(seq, entry);
                 }
             }
@@ -125,17 +128,17 @@ impl Store {
                 self.timers.remove(call);
             }
             Write::Timer { call, at } => self.set_timer(call, *at),
-            Write::RecordEventId { call, event, no, forget } => {
-                self.marks.insert((call.clone(), event.clone()), *no);
-                self.marks.retain(|(of, _), no| of != call || *no > *forget);
+            Write::RecordEventId { call, event, number, forget } => {
+                self.marks.insert((call.clone(), event.clone()), *number);
+                self.marks.retain(|(of, _), number| of != call || *number > *forget);
             }
-            Write::Backlog { call, no, entry } => {
+            Write::Backlog { call, number, entry } => {
                 let last = self.backlogs.keys().filter(|(of, _)| of == call).max();
                 assert!(
-                    last.is_none_or(|(_, last)| last + 1 == *no),
-                    "entry {no} of the backlog leaves a gap"
+                    last.is_none_or(|(_, last)| last + 1 == *number),
+                    "entry {number} of the backlog leaves a gap"
                 );
-                assert!(self.backlogs.insert((call.clone(), *no), entry.clone()).is_none());
+                assert!(self.backlogs.insert((call.clone(), *number), entry.clone()).is_none());
             }
             Write::DropBacklog { call } => self.backlogs.retain(|(of, _), _| of != call),
             Write::Spawn(spawn) => self.spawn(spawn),
@@ -166,11 +169,11 @@ impl Store {
         let mut entries = Vec::new();
         if let Some(BacklogRange { call, first, count }) = &spawn.backlog {
             let oldest = self.backlogs.keys().filter(|(of, _)| of == call).min();
-            assert_eq!(oldest.map(|(_, no)| no), Some(first), "the oldest events go first");
-            for no in *first..first + count {
+            assert_eq!(oldest.map(|(_, number)| number), Some(first), "the oldest events go first");
+            for number in *first..first + count {
                 entries.push(
                     self.backlogs
-                        .remove(&(call.clone(), no))
+                        .remove(&(call.clone(), number))
                         .expect("the entries of the range are in the backlog"),
                 );
             }

@@ -26,7 +26,7 @@ pub(super) enum Command<'a> {
     Dismiss,
     Resume,
     Quit,
-    /// A slash and a word that is no command.
+    /// A slash and a word that is not a command.
     Unknown(&'a str),
 }
 

@@ -43,7 +43,7 @@ pub(super) fn read(path: &str) -> anyhow::Result<Attachment> {
         bail!("{path} is too large: an image may have {} MiB", FILE_BYTES as f64 / 1024.0 / 1024.0);
     }
     let Some(media_type) = media_type(&bytes) else {
-        bail!("{path} is no image that models accept: {}", IMAGE_TYPES.join(", "));
+        bail!("{path} is not an image of a type that models accept: {}", IMAGE_TYPES.join(", "));
     };
     let name = Path::new(path).file_name().unwrap_or_default().to_string_lossy().into_owned();
     let item = json!({"type": "image", "data": BASE64_STANDARD.encode(bytes), "mediaType": media_type});

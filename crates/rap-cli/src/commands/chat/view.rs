@@ -196,7 +196,7 @@ impl View {
         };
         let next = match update.retry_at {
             Some(at) => {
-                format!("goes on {}, or at once with: {by_hand}", time_format::exact(at, Time::now()))
+                format!("continues {}, or at once with: {by_hand}", time_format::exact(at, Time::now()))
             }
             None => format!("continue with: {by_hand}"),
         };
@@ -309,7 +309,7 @@ impl View {
                 format!("… asking the model for {}", time_format::long_duration(now.since(*since)))
             }
             (Status::Failed | Status::NeedsYou, Some(at)) if at > now => {
-                format!("… goes on {}", time_format::exact(at, now))
+                format!("… continues {}", time_format::exact(at, now))
             }
             _ => return None,
         };

@@ -1,7 +1,7 @@
 //! The MCP server that offers the agents of a runtime.
 //!
-//! An agent is durable: it goes on when nobody waits for it. So no tool here cancels anything, and each one that waits
-//! returns after a bounded time and says how to go on.
+//! An agent is durable: it keeps working when nobody waits for it. So no tool here cancels anything, and each one that
+//! waits returns after a bounded time and says how to continue.
 
 use std::time::Duration;
 
@@ -246,7 +246,7 @@ impl Watched {
             }
             Status::Idle if self.is_done => format!("Thread {thread} is idle; continue it with ask."),
             status => format!(
-                "Thread {thread} is {status} and goes on by itself; call wait with {{\"thread\": \"{thread}\", \"after\": \
+                "Thread {thread} is {status} and continues to work; call wait with {{\"thread\": \"{thread}\", \"after\": \
                  {}}}.",
                 self.after
             ),

@@ -14,7 +14,7 @@ use tokio::time::{Instant, timeout};
 use tokio_util::task::TaskTracker;
 
 use super::callbacks::Callbacks;
-use super::session::{News, Session};
+use super::session::{Session, SessionChange};
 use super::tool_server::ToolServer;
 
 /// Age up to which a toolset is not fetched again for a client that lists the tools.
@@ -34,7 +34,7 @@ const CLOSE_TIME: Duration = Duration::from_secs(5);
 pub(super) struct Waiting {
     /// Time after which a call becomes a task, if its client supports tasks.
     pub(super) task_after: Duration,
-    /// Time after which any other call returns an error that names the call, which goes on.
+    /// Time after which the caller of any other call gets an error that names the call. The call itself continues.
     pub(super) at_most: Duration,
 }
 
@@ -177,7 +177,7 @@ impl Bridge {
             changed
         };
         if changed && fetched.is_some() {
-            self.sessions().iter().for_each(|session| session.announce(News::Tools));
+            self.sessions().iter().for_each(|session| session.announce(SessionChange::Tools));
         }
         *fetched = Some(Instant::now());
         for error in &errors {

@@ -52,7 +52,7 @@ struct State {
 #[derive(Debug, Clone, PartialEq)]
 pub(super) struct Outcome {
     pub(super) body: Body,
-    /// True if the call goes on as a subscription.
+    /// True if the call continues as a subscription.
     pub(super) is_subscription: bool,
 }
 
@@ -206,17 +206,17 @@ impl Call {
     }
 
     /// Returns true if the call has a result or an event after `after`.
-    pub(super) fn has_news(&self, after: u64) -> bool {
-        self.state().has_news(after)
+    pub(super) fn has_content_after(&self, after: u64) -> bool {
+        self.state().has_content_after(after)
     }
 
     /// Waits until the call has a result or an event after `after`, at most for `time`.
-    pub(super) async fn news(&self, after: u64, time: Duration) {
+    pub(super) async fn wait_for_content_after(&self, after: u64, time: Duration) {
         let mut changes = self.changes.subscribe();
         let until = Instant::now() + time;
         loop {
             changes.borrow_and_update();
-            if self.has_news(after) || timeout_at(until, changes.changed()).await.is_err() {
+            if self.has_content_after(after) || timeout_at(until, changes.changed()).await.is_err() {
                 return;
             }
         }
@@ -331,7 +331,7 @@ impl State {
         }
     }
 
-    fn has_news(&self, after: u64) -> bool {
+    fn has_content_after(&self, after: u64) -> bool {
         match &self.result {
             None => false,
             Some(outcome) if outcome.is_subscription => {

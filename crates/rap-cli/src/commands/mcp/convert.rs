@@ -114,7 +114,6 @@ fn body(body: &Body) -> (Vec<ContentBlock>, bool) {
     }
 }
 
-/// Returns an error result.
 pub(super) fn error(text: &str) -> CallToolResult {
     let prefix = if text.starts_with(ERROR_PREFIX) { "" } else { ERROR_PREFIX };
     CallToolResult::error(vec![ContentBlock::text(format!("{prefix}{text}"))])

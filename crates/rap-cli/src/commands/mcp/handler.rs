@@ -19,7 +19,7 @@ use tokio::sync::broadcast::error::RecvError;
 use super::bridge::Bridge;
 use super::call::Call;
 use super::convert::{self, Abilities, object_schema};
-use super::session::{News, NotStarted, Session, URI};
+use super::session::{NotStarted, Session, SessionChange, URI};
 use super::waiting::{self, Parked};
 
 /// Tools for calls that nobody waits for. They are listed when the session has such a call.
@@ -86,14 +86,14 @@ impl ToolsHandler {
     /// Names every resource of a subscription that has an event or has ended.
     async fn tell_changed(&self, context: &SubscriptionContext) -> Result<(), SubscriptionSendError> {
         for uri in context.accepted().resource_subscriptions.iter().flatten() {
-            if self.resource(uri).is_ok_and(|call| call.has_news(0)) {
+            if self.resource(uri).is_ok_and(|call| call.has_content_after(0)) {
                 context.sink().notify_resource_updated(uri).await?;
             }
         }
         Ok(())
     }
 
-    /// Tells a client that has missed news what may have changed.
+    /// Tells a client that has missed changes what may have changed.
     async fn tell_missed(&self, context: &SubscriptionContext) -> Result<(), SubscriptionSendError> {
         accepted(context.sink().notify_tool_list_changed().await)?;
         accepted(context.sink().notify_resource_list_changed().await)?;
@@ -107,7 +107,7 @@ impl ToolsHandler {
         };
         let after = arguments.get("after").and_then(serde_json::Value::as_u64).unwrap_or(0);
         let seconds = arguments.get("wait_seconds").and_then(serde_json::Value::as_u64).unwrap_or(0);
-        call.news(after, Duration::from_secs(seconds).min(READ_WAIT)).await;
+        call.wait_for_content_after(after, Duration::from_secs(seconds).min(READ_WAIT)).await;
         if let Some(outcome) = call.outcome().filter(|outcome| !outcome.is_subscription) {
             return convert::result(&call, &outcome, Vec::new(), abilities);
         }
@@ -133,7 +133,7 @@ impl ToolsHandler {
         session.resource(id).ok_or_else(|| {
             let known: Vec<String> = session.resources().iter().map(|call| call.id.to_string()).collect();
             let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            convert::error(&format!("there is no call `{id}` that goes on; calls that do: {known}"))
+            convert::error(&format!("there is no call or subscription `{id}` to read; there are: {known}"))
         })
     }
 }
@@ -144,7 +144,7 @@ fn built_in() -> [Tool; 2] {
         "id": id,
         "after": {"type": "integer", "minimum": 0, "description": "Number of the last event that you know"},
         "wait_seconds": {"type": "integer", "minimum": 0, "maximum": READ_WAIT.as_secs(),
-                         "description": "Time to wait for news"},
+                         "description": "Time to wait for a new event or the result"},
     });
     [
         Tool::new(
@@ -170,7 +170,7 @@ fn accepted(sent: Result<(), SubscriptionSendError>) -> Result<(), SubscriptionS
     }
 }
 
-/// Tells a client that has missed news what may have changed: the lists, and every resource that it follows.
+/// Tells a client that has missed changes what may have changed: the lists, and every resource that it follows.
 async fn tell_everything(peer: &Peer<RoleServer>, followed: Vec<String>) -> Result<(), ServiceError> {
     peer.notify_tool_list_changed().await?;
     peer.notify_resource_list_changed().await?;
@@ -232,15 +232,15 @@ impl ServerHandler for ToolsHandler {
 
     async fn on_initialized(&self, context: NotificationContext<RoleServer>) {
         let session = self.session();
-        let mut news = session.news();
+        let mut changes = session.changes();
         // The task must not keep the session open.
         let session = Arc::downgrade(&session);
         tokio::spawn(async move {
             loop {
-                let sent = match news.recv().await {
-                    Ok(News::Tools) => context.peer.notify_tool_list_changed().await,
-                    Ok(News::Resources) => context.peer.notify_resource_list_changed().await,
-                    Ok(News::Updated(uri)) => {
+                let sent = match changes.recv().await {
+                    Ok(SessionChange::Tools) => context.peer.notify_tool_list_changed().await,
+                    Ok(SessionChange::Resources) => context.peer.notify_resource_list_changed().await,
+                    Ok(SessionChange::Updated(uri)) => {
                         let Some(session) = session.upgrade() else { return };
                         if !session.is_subscribed(&uri) {
                             continue;
@@ -352,20 +352,20 @@ impl ServerHandler for ToolsHandler {
     }
 
     async fn listen(&self, context: SubscriptionContext) -> Result<(), ErrorData> {
-        let mut news = self.session().news();
+        let mut changes = self.session().changes();
         // The client was told that it is subscribed before this method was called. Events may have come since then.
         if self.tell_changed(&context).await.is_err() {
             return Ok(());
         }
         loop {
-            let news = tokio::select! {
+            let change = tokio::select! {
                 () = context.cancelled() => return Ok(()),
-                news = news.recv() => news,
+                change = changes.recv() => change,
             };
-            let sent = match news {
-                Ok(News::Tools) => context.sink().notify_tool_list_changed().await,
-                Ok(News::Resources) => context.sink().notify_resource_list_changed().await,
-                Ok(News::Updated(uri)) => context.sink().notify_resource_updated(uri).await,
+            let sent = match change {
+                Ok(SessionChange::Tools) => context.sink().notify_tool_list_changed().await,
+                Ok(SessionChange::Resources) => context.sink().notify_resource_list_changed().await,
+                Ok(SessionChange::Updated(uri)) => context.sink().notify_resource_updated(uri).await,
                 Err(RecvError::Lagged(_)) => self.tell_missed(&context).await,
                 Err(RecvError::Closed) => return Ok(()),
             };

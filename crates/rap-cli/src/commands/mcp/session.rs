@@ -19,8 +19,8 @@ use super::tool_server::{NotSent, ToolServer};
 const ENDED: usize = 100;
 /// Maximum number of resources that one session subscribes to.
 const SUBSCRIBED: usize = 1_000;
-/// Number of news that a slow client may be behind.
-const NEWS: usize = 256;
+/// Number of changes that a slow client may be behind.
+const CHANGES: usize = 256;
 
 /// A thread for the tool servers, and its calls.
 pub(super) struct Session {
@@ -29,13 +29,13 @@ pub(super) struct Session {
     calls: Mutex<BTreeMap<CallId, Held>>,
     /// Resources whose changes the client wants to know.
     subscribed: Mutex<HashSet<String>>,
-    news: broadcast::Sender<News>,
+    changes: broadcast::Sender<SessionChange>,
     closed: AtomicBool,
 }
 
-/// News for the client of a session.
+/// A change that the client of a session is notified about.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(super) enum News {
+pub(super) enum SessionChange {
     /// The tools have changed.
     Tools,
     /// The list of resources has changed.
@@ -68,7 +68,6 @@ pub(super) struct Running {
 }
 
 impl Session {
-    /// Opens a session.
     pub(super) fn open(bridge: &Arc<Bridge>) -> Arc<Session> {
         let id = random_hex::<12>().expect("bug: the system has no source of random bytes");
         let session = Arc::new(Session {
@@ -76,7 +75,7 @@ impl Session {
             group: ThreadId::new(format!("mcp_{id}")).expect("bug: letters and digits are a valid id"),
             calls: Mutex::default(),
             subscribed: Mutex::default(),
-            news: broadcast::Sender::new(NEWS),
+            changes: broadcast::Sender::new(CHANGES),
             closed: AtomicBool::new(false),
         });
         bridge.add_session(&session);
@@ -173,10 +172,10 @@ impl Session {
             None => return,
         };
         if is_new {
-            self.announce(News::Resources);
-            self.announce(News::Tools);
+            self.announce(SessionChange::Resources);
+            self.announce(SessionChange::Tools);
         } else {
-            self.announce(News::Updated(uri(call)));
+            self.announce(SessionChange::Updated(uri(call)));
         }
     }
 
@@ -244,9 +243,9 @@ impl Session {
         self.subscribed().contains(uri)
     }
 
-    pub(super) fn announce(&self, news: News) {
+    pub(super) fn announce(&self, change: SessionChange) {
         // There may be no client that listens.
-        self.news.send(news).ok();
+        self.changes.send(change).ok();
     }
 
     /// Returns the resources that the client subscribed to.
@@ -254,8 +253,8 @@ impl Session {
         self.subscribed().iter().cloned().collect()
     }
 
-    pub(super) fn news(&self) -> broadcast::Receiver<News> {
-        self.news.subscribe()
+    pub(super) fn changes(&self) -> broadcast::Receiver<SessionChange> {
+        self.changes.subscribe()
     }
 
     /// Ends the calls. Returns those that were open; `None` if the session was closed before.
@@ -310,7 +309,7 @@ impl Running {
         }
     }
 
-    /// Lets the call go on when nobody waits for it: it becomes a resource.
+    /// Lets the call continue when nobody waits for it: it becomes a resource.
     pub(super) fn detach(mut self) -> Arc<Call> {
         self.cancels = false;
         self.session.resource_changed(&self.call);
@@ -331,5 +330,5 @@ pub(super) fn uri(call: &Call) -> String {
     format!("{URI}{}", call.id)
 }
 
-/// Begin of the URIs of calls.
+/// Prefix of the URIs of calls.
 pub(super) const URI: &str = "rap://calls/";

@@ -75,7 +75,7 @@ impl Parked {
     }
 }
 
-/// Delivers the answer of a person to the tool server. A call that cannot go on gets an error result.
+/// Delivers the answer of a person to the tool server. A call that cannot continue gets an error result.
 async fn deliver(running: &Running, question: &Question, answer: PersonsAnswer) {
     let failed = match (question, answer) {
         (Question::Choice(choice), answer) => {
@@ -133,7 +133,7 @@ impl Caller<'_> {
                 Change::StillRunning => {
                     let call = running.detach();
                     return Ok(convert::error(&format!(
-                        "the call {id} has been running for {} seconds and goes on. Read its result later with \
+                        "the call {id} has been running for {} seconds and continues. Read its result later with \
                          read_call {{\"id\": \"{id}\"}} or from the resource {uri}, or cancel it with cancel_call.",
                         at_most.as_secs(),
                         id = call.id,
@@ -204,7 +204,7 @@ impl Caller<'_> {
     }
 }
 
-/// Answers a question that the client cannot show. Returns a result if the call has to go on without its caller.
+/// Answers a question that the client cannot show. Returns a result if the call has to continue without its caller.
 async fn cannot_ask(
     running: &Running,
     question: &Question,
@@ -290,9 +290,9 @@ impl Reporter {
             let (mut last, mut known) = (f64::NEG_INFINITY, 0);
             loop {
                 let is_settled = call.outcome().is_some();
-                let (count, news) = call.progress_after(known);
+                let (count, reports) = call.progress_after(known);
                 known = count;
-                for progress in news {
+                for progress in reports {
                     if notify(&peer, &token, &mut last, Some(progress)).await.is_err() {
                         return;
                     }

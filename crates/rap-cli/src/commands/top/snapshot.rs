@@ -13,8 +13,8 @@ use crate::time_format::{relative, short_duration};
 /// Maximum number of rows of each list that are requested.
 const ROWS: usize = 100;
 
-/// Values of a metric by their labels.
-type Samples = BTreeMap<String, f64>;
+/// Values of a metric with their labels.
+type Samples = Vec<(BTreeMap<String, String>, f64)>;
 
 pub(super) struct Snapshot {
     pub(super) at: Time,
@@ -45,8 +45,11 @@ impl Snapshot {
         Ok(Snapshot { at: Time::now(), metrics, questions, failed, active, calls })
     }
 
-    fn sample(&self, metric: &str, label: &str) -> f64 {
-        self.metrics.get(metric).and_then(|samples| samples.get(label)).copied().unwrap_or(0.0)
+    /// Returns the sum of the samples of a metric that have a label.
+    fn sum(&self, metric: &str, (name, value): (&str, &str)) -> f64 {
+        let samples = self.metrics.get(metric).into_iter().flatten();
+        let matching = samples.filter(|(labels, _)| labels.get(name).is_some_and(|found| found == value));
+        matching.map(|(_, value)| value).sum()
     }
 
     /// Number of threads by status, those that need attention first.
@@ -59,7 +62,7 @@ impl Snapshot {
             Status::Idle,
             Status::Closed,
         ];
-        let count = |status: Status| (status, self.sample("rap_threads", status.as_str()) as u64);
+        let count = |status: Status| (status, self.sum("rap_threads", ("status", status.as_str())) as u64);
         order.map(count).to_vec()
     }
 
@@ -72,8 +75,8 @@ impl Snapshot {
             ("status checks", "check"),
         ];
         let work = |(name, kind): (&'static str, &str)| {
-            let in_progress = self.sample("rap_effects_under_way", kind) as u64;
-            (name, in_progress, self.sample("rap_effects_waiting", kind) as u64)
+            let in_progress = self.sum("rap_effects_under_way", ("kind", kind)) as u64;
+            (name, in_progress, self.sum("rap_effects_waiting", ("kind", kind)) as u64)
         };
         kinds.map(work).to_vec()
     }
@@ -81,25 +84,27 @@ impl Snapshot {
     /// Requests to the model by outcome.
     pub(super) fn requests(&self) -> [(&'static str, u64); 3] {
         ["answered", "failed", "refused"]
-            .map(|outcome| (outcome, self.sample("rap_model_questions_total", outcome) as u64))
+            .map(|outcome| (outcome, self.sum("rap_model_questions_total", ("outcome", outcome)) as u64))
     }
 
     /// Tokens in, of these cached, and out.
     pub(super) fn tokens(&self) -> [u64; 3] {
-        ["input", "cached", "output"].map(|kind| self.sample("rap_model_tokens_total", kind) as u64)
+        ["input", "cached", "output"].map(|kind| self.sum("rap_model_tokens_total", ("kind", kind)) as u64)
     }
 
     pub(super) fn cost(&self) -> f64 {
-        self.sample("rap_model_cost_dollars_total", "")
+        self.metrics
+            .get("rap_model_cost_dollars_total")
+            .into_iter()
+            .flatten()
+            .map(|(_, dollars)| dollars)
+            .sum()
     }
 
     /// Number of deliveries that were refused or given up.
     pub(super) fn failed_deliveries(&self) -> u64 {
-        let samples = self.metrics.get("rap_deliveries_total");
-        let failed = |label: &str| label.ends_with(" refused") || label.ends_with(" given_up");
-        samples.map_or(0.0, |samples| {
-            samples.iter().filter(|(label, _)| failed(label)).map(|(_, value)| value).sum()
-        }) as u64
+        let failed = ["refused", "given_up"];
+        failed.map(|outcome| self.sum("rap_deliveries_total", ("outcome", outcome)) as u64).iter().sum()
     }
 
     /// Tokens per minute since an earlier snapshot.
@@ -201,17 +206,42 @@ fn title(thread: &Thread) -> String {
     thread.title.clone().unwrap_or_else(|| format!("updated {}", relative(thread.updated_at, Time::now())))
 }
 
-/// Parses metrics in the Prometheus text format. The values of the labels of a sample are joined by spaces.
+/// Parses metrics in the Prometheus text format.
 fn parse(text: &str) -> BTreeMap<String, Samples> {
     let mut metrics: BTreeMap<String, Samples> = BTreeMap::new();
     for line in text.lines().filter(|line| !line.starts_with('#')) {
         let Some((sample, value)) = line.rsplit_once(' ') else { continue };
         let Ok(value) = value.parse() else { continue };
         let (name, labels) = sample.split_once('{').unwrap_or((sample, ""));
-        let values: Vec<&str> = labels.split('"').skip(1).step_by(2).collect();
-        metrics.entry(name.to_owned()).or_default().insert(values.join(" "), value);
+        metrics.entry(name.to_owned()).or_default().push((parse_labels(labels), value));
     }
     metrics
+}
+
+/// Parses the labels of a sample, such as `kind="input",model="m"}`.
+fn parse_labels(mut text: &str) -> BTreeMap<String, String> {
+    let mut labels = BTreeMap::new();
+    while let Some((name, rest)) = text.split_once("=\"") {
+        let (mut value, mut end, mut escaped) = (String::new(), rest.len(), false);
+        for (at, c) in rest.char_indices() {
+            match c {
+                '"' if !escaped => {
+                    end = at + 1;
+                    break;
+                }
+                '\\' if !escaped => {
+                    escaped = true;
+                    continue;
+                }
+                'n' if escaped => value.push('\n'),
+                c => value.push(c),
+            }
+            escaped = false;
+        }
+        labels.insert(name.trim_start_matches(',').to_owned(), value);
+        text = &rest[end..];
+    }
+    labels
 }
 
 #[cfg(test)]
@@ -219,12 +249,27 @@ mod tests {
     use super::*;
 
     #[test]
-    fn metrics_are_read_by_name_and_labels() {
+    fn metrics_are_summed_up_by_name_and_label() {
         let text = "# HELP rap_threads Threads.\nrap_threads{status=\"idle\"} 3\n\
-                    rap_deliveries_total{kind=\"callback\",outcome=\"refused\"} 2\nrap_model_cost_dollars_total 0.5\nnoise\n";
-        let metrics = parse(text);
-        assert_eq!(metrics["rap_threads"]["idle"], 3.0);
-        assert_eq!(metrics["rap_deliveries_total"]["callback refused"], 2.0);
-        assert_eq!(metrics["rap_model_cost_dollars_total"][""], 0.5);
+                    rap_deliveries_total{kind=\"callback\",outcome=\"refused\"} 2\n\
+                    rap_model_tokens_total{kind=\"input\",agent=\"a \\\"b\\\" {c}\",model=\"m\"} 4\n\
+                    rap_model_tokens_total{kind=\"input\",agent=\"output\",model=\"m\"} 5\n\
+                    rap_model_cost_dollars_total{agent=\"a\"} 0.5\nrap_model_cost_dollars_total{agent=\"b\"} 0.25\nnoise\n";
+        let snapshot = Snapshot {
+            at: Time::from_millis(0),
+            metrics: parse(text),
+            questions: Vec::new(),
+            failed: Vec::new(),
+            active: Vec::new(),
+            calls: Vec::new(),
+        };
+        assert_eq!(snapshot.sum("rap_threads", ("status", "idle")), 3.0);
+        assert_eq!((snapshot.failed_deliveries(), snapshot.tokens(), snapshot.cost()), (2, [9, 0, 0], 0.75));
+        assert_eq!(
+            parse_labels(r#"a="x\\\"\n",b=""}"#),
+            [("a", "x\\\"\n"), ("b", "")].map(|(name, value)| (name.into(), value.into())).into()
+        );
+        // An older runtime has no labels here.
+        assert_eq!(parse("rap_model_cost_dollars_total 0.5\n")["rap_model_cost_dollars_total"][0].1, 0.5);
     }
 }

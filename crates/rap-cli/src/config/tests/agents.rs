@@ -147,4 +147,28 @@ fn an_agent_has_a_list_of_models() {
     assert_eq!(names(&format!("model = \"w\"\nmodels = [\"x\", {table}]")), (all, 30));
     let error = Setup::new(&format!("{model}models = \"x\"")).error();
     assert!(error.contains("agent.models: expected an array of at most 8 names"), "{error}");
+    // A mistake in the list is named by the key of the list.
+    let mistakes = [
+        ("5", "agent.models: expected the name of a model, or a table with the keys of [model], found 5"),
+        (
+            "{ provider = \"openai\", base_url = \"http://h\" }",
+            "agent.models.name: missing; name a model of the provider",
+        ),
+    ];
+    for (item, expected) in mistakes {
+        let error = Setup::new(&format!("{model}models = [{item}]")).error();
+        assert_eq!(error, format!("rap.toml:7: {expected}"));
+    }
+}
+
+/// The default provider would ignore the other settings, and answer instead of the model that they name.
+#[test]
+fn a_model_on_a_server_needs_a_provider() {
+    let expected = "missing; name the provider of the model, such as \"openai\" or \"anthropic\"";
+    let error = Setup::new("[model]\nname = \"gpt-5\"\napi_key = \"k\"").error();
+    assert_eq!(error, format!("rap.toml:2: model.provider: {expected}"));
+    let error = Setup::new("[[agent]]\nname = \"a\"\nmodels = [{ name = \"gpt-5\" }]").error();
+    assert_eq!(error, format!("rap.toml:3: agent.models.provider: {expected}"));
+    // Other software may set such a variable.
+    Setup::new("").variable("RAP_MODEL_NAME", "gpt-5").config();
 }

@@ -23,7 +23,7 @@ async fn agents_are_started_asked_awaited_and_read() {
     assert_eq!((&state["status"], &state["done"]), (&json!("idle"), &json!(true)));
     let thread = state["thread"].as_str().unwrap();
 
-    // A call that takes long: ask returns, and says how to go on.
+    // A call that takes long: ask returns, and says how to continue.
     let ask = json!({"thread": thread, "message": "call work {}", "wait_seconds": 1});
     let asked = client.ask("tools/call", json!({"name": "ask", "arguments": ask})).await;
     let state = &asked["structuredContent"];

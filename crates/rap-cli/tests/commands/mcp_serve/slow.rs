@@ -1,4 +1,4 @@
-//! A client that reads more slowly than resources change. It misses news, and is told later what may have changed.
+//! A client that reads more slowly than resources change. It misses changes, and is told later what may have changed.
 
 use rap_testkit::tools::Call;
 use rap_testkit::{Tools, http as web};
@@ -10,11 +10,11 @@ use super::people::modern;
 
 /// Number of events that fill the pipe to the client.
 const FILLING: usize = 1_000;
-/// Number of events that push earlier news out of those that are kept.
+/// Number of events after which earlier changes are no longer kept.
 const PUSHING: usize = 400;
 const SENDERS: usize = 8;
 
-/// Sends events, and does not wait until the client has heard of them.
+/// Sends events, and does not wait until the client was notified of them.
 async fn burst(call: &Call, count: usize) {
     let mut senders = JoinSet::new();
     for _ in 0..SENDERS {
@@ -56,7 +56,7 @@ async fn is_told_again(client: &mut Stdio, tools: &Tools, first: &Call, wrapped:
     let before = told(client, id).await;
     assert!(before.len() < FILLING, "the client was not slow enough");
     assert!(!before.iter().any(|method| method.ends_with("list_changed")), "{before:?}");
-    // The news about the second subscription were missed. The lists and the first resource are named again.
+    // The changes of the second subscription were missed. The lists and the first resource are named again.
     for expected in ["tools/list_changed", "resources/list_changed", "resources/updated"] {
         client.notification(&format!("notifications/{expected}")).await;
     }

@@ -51,7 +51,6 @@ async fn an_enqueued_message_waits_for_a_tool_and_then_ends_the_sleep_beside_it(
     }
 }
 
-/// A message that was enqueued before the sleep began ends it too.
 #[tokio::test]
 async fn a_message_that_was_enqueued_before_the_sleep_began_ends_it_too() {
     let tools = Tools::start().await;

@@ -167,7 +167,7 @@ async fn an_answer_that_is_too_long_is_an_error_of_its_call() {
     assert_eq!(until_noted(notes.path(), "started").await.lines().count(), 1);
 }
 
-/// Servers may know only the protocol version 2026-07-28, in which they tell changes to those who ask for them.
+/// Servers may know only the protocol version 2026-07-28, in which they announce changes only to subscribers.
 #[tokio::test]
 async fn a_server_without_handshake_is_used_and_tells_changes() {
     let notes = tempfile::tempdir().unwrap();

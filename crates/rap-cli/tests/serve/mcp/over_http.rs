@@ -178,7 +178,7 @@ async fn users_sign_in_to_a_server_that_asks_for_it() {
     assert_eq!(until("the echo", async || results(&rap, &new).await.first().cloned()).await, "hi");
     assert_eq!(call(&rap, &new, "echo", json!({"text": "again"})).await, "again");
 
-    // A token that the server does not accept any more is replaced, and the call goes on.
+    // A token that the server does not accept any more is replaced, and the call continues.
     fs::write(notes.path().join("refuse tokens"), "").unwrap();
     rap.say(&new, "call echo {\"text\": \"signed in again\"}").await;
     sign_in(&rap).await;

@@ -66,7 +66,6 @@ async fn model_fails(scenario: Scenario) -> ProbeResult {
     fail("a message was lost after a failed model request", vec![model_request.exchange()])
 }
 
-/// All model requests of all scenarios.
 fn all_model_requests(scenario: &Scenario) -> Vec<ModelRequest> {
     scenario
         .server()

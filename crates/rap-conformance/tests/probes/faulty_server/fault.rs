@@ -5,7 +5,7 @@
 pub enum Fault {
     /// The server behaves correctly.
     None,
-    // Peculiarities that are no faults.
+    // Peculiarities that are not faults.
     NeedsNoToken,
     NeedsSetup,
     AnnotatesNothing,

@@ -128,8 +128,8 @@ mod tests {
     #[test]
     fn sessions_take_turns() {
         let mut queue = queue();
-        for no in 0..3 {
-            queue.push(1, (1, no));
+        for number in 0..3 {
+            queue.push(1, (1, number));
         }
         queue.push(2, (2, 0));
         queue.push(3, (3, 0));
@@ -154,8 +154,8 @@ mod tests {
     #[test]
     fn a_new_session_waits_for_one_item_of_each_other_session() {
         let mut queue = queue();
-        for no in 0..4 {
-            queue.push(1, (1, no));
+        for number in 0..4 {
+            queue.push(1, (1, number));
         }
         queue.pop_if(|_| true);
         queue.push(2, (2, 0));
@@ -165,11 +165,11 @@ mod tests {
     #[test]
     fn one_session_cannot_fill_the_queue() {
         let mut queue = queue();
-        let pushed: Vec<Pushed> = (0..5).map(|no| queue.push(1, (1, no))).collect();
+        let pushed: Vec<Pushed> = (0..5).map(|number| queue.push(1, (1, number))).collect();
         assert_eq!(pushed[3..], [Pushed::Queued, Pushed::Full]);
         assert_eq!(queue.push(2, (2, 0)), Pushed::Queued);
-        for no in 0..3 {
-            assert_eq!(queue.push(3, (3, no)), Pushed::Queued);
+        for number in 0..3 {
+            assert_eq!(queue.push(3, (3, number)), Pushed::Queued);
         }
         assert_eq!(queue.push(4, (4, 0)), Pushed::Full);
     }
@@ -185,16 +185,16 @@ mod tests {
     #[test]
     fn keep_first_drops_all_but_the_first_item_of_each_session() {
         let mut queue = queue();
-        for no in 0..3 {
-            queue.push(1, (1, no));
-            queue.push(2, (2, no));
+        for number in 0..3 {
+            queue.push(1, (1, number));
+            queue.push(2, (2, number));
         }
         queue.pop_if(|_| true);
         queue.keep_first();
         assert!(queue.has(1) && queue.has(2) && !queue.has(3));
         // Dropped items can be added again, also beyond the bounds.
-        for no in 0..9 {
-            queue.push_unbounded(1, (1, no));
+        for number in 0..9 {
+            queue.push_unbounded(1, (1, number));
         }
         let order: Vec<(u8, u32)> =
             std::iter::from_fn(|| queue.pop_if(|_| true)).map(|(_, item)| item).collect();
@@ -205,8 +205,8 @@ mod tests {
     #[test]
     fn the_newest_item_of_the_session_with_most_items_can_be_taken() {
         let mut queue = queue();
-        for (session, no) in [(1, 0), (2, 0), (2, 1), (3, 0)] {
-            queue.push(session, (session, no));
+        for (session, number) in [(1, 0), (2, 0), (2, 1), (3, 0)] {
+            queue.push(session, (session, number));
         }
         assert_eq!((queue.longest(), queue.count(2), queue.len()), (Some((2, 2)), 2, 4));
         assert_eq!(

@@ -154,7 +154,7 @@ fn each_queue_has_its_own_slots() {
                 let key = match kind {
                     WorkKind::Ask => WorkKey::Ask { thread, turn: 1 },
                     WorkKind::Invoke => WorkKey::Invoke { thread, call: call(1) },
-                    _ => WorkKey::Answer { thread, no: 1 },
+                    _ => WorkKey::Answer { thread, number: 1 },
                 };
                 dispatcher.offer(&queue, session(*number), key).is_some()
             });

@@ -282,10 +282,12 @@ impl Assembly {
                     });
                 }
                 Kind::Thinking { text, signature } if block.closed && !signature.is_empty() => {
-                    parts.push(Thought { at: block.at, kind: ThoughtKind::Readable { text, signature } });
+                    let kind = ThoughtKind::Readable { text, signature };
+                    parts.push(Thought { at: block.at, calls: calls.len(), kind });
                 }
                 Kind::Sealed { data } if block.closed && !data.is_empty() => {
-                    parts.push(Thought { at: block.at, kind: ThoughtKind::Redacted { data } });
+                    let kind = ThoughtKind::Redacted { data };
+                    parts.push(Thought { at: block.at, calls: calls.len(), kind });
                 }
                 _ => {}
             }

@@ -236,8 +236,8 @@ impl Assembly {
                     });
                 }
                 Kind::Reasoning(value) if item.done => {
-                    let kind = ThoughtKind::Item { item: value, calls: calls.len() };
-                    parts.push(Thought { at: item.at, kind });
+                    let kind = ThoughtKind::Item { item: value };
+                    parts.push(Thought { at: item.at, calls: calls.len(), kind });
                 }
                 _ => {}
             }

@@ -55,13 +55,7 @@ impl ThreadTracker {
                 ensure!(may_send_views, "I8: a view of {call} is accepted, which is {call_state:?}");
             }
             Input::Cancel { call } => {
-                match self.call_state(call) {
-                    Some(CallState::Open) => self.call_states.insert(call.clone(), CallState::Interrupted),
-                    Some(CallState::Subscribed) => self.call_states.insert(call.clone(), CallState::Ended),
-                    call_state => {
-                        return violation(format!("I8: {call} is cancelled, which is {call_state:?}"));
-                    }
-                };
+                self.cancel(call)?;
                 cancelled.extend(Some(call.clone()).filter(|call| self.is_sent(row, call)));
             }
             Input::Interrupt => cancelled = self.interrupt(row),
@@ -84,6 +78,17 @@ impl ThreadTracker {
             }
         }
         Ok(cancelled)
+    }
+
+    /// I8: only an open call or an active subscription can be cancelled.
+    fn cancel(&mut self, call: &CallId) -> Result<(), Violation> {
+        let next = match self.call_state(call) {
+            Some(CallState::Open) => CallState::Interrupted,
+            Some(CallState::Subscribed) => CallState::Ended,
+            call_state => return violation(format!("I8: {call} is cancelled, which is {call_state:?}")),
+        };
+        self.call_states.insert(call.clone(), next);
+        Ok(())
     }
 
     /// Checks the timer of a call: a schedule, the end of a sleep, a timeout, or the deadline after a refused

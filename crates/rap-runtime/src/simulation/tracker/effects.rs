@@ -162,11 +162,11 @@ fn sent(write: &Write) -> Option<(&ThreadId, &ThreadMessage)> {
 /// Answers to be delivered are stored.
 fn check_answers(step: &Step) -> Result<(), Violation> {
     let answers = picked(step, |effect| match effect {
-        Effect::Answer { no, .. } => Some(*no),
+        Effect::Answer { number, .. } => Some(*number),
         _ => None,
     });
     let chosen = step.writes.iter().filter_map(|write| match write {
-        Write::Answer { no, .. } => Some(*no),
+        Write::Answer { number, .. } => Some(*number),
         _ => None,
     });
     ensure!(

@@ -22,17 +22,17 @@ pub(super) async fn claim(
     let next = Statement::new("SELECT min(due) FROM alerts WHERE destination = $1").text(destination);
     let rows = connections.write(vec![claim, next]).await?;
     let mut alerts = rows[0].iter().map(alert).collect::<Result<Vec<Alert>, Failure>>()?;
-    alerts.sort_by_key(|alert| alert.no);
+    alerts.sort_by_key(|alert| alert.number);
     let next = rows[1].first().map(|row| timestamp_or_none(row, 0)).transpose()?.flatten();
     Ok(ClaimedAlerts { alerts, next })
 }
 
-pub(super) fn postpone(no: i64, at: Timestamp) -> Statement {
-    Statement::new("UPDATE alerts SET due = $2 WHERE no = $1").with(no).with(at.0)
+pub(super) fn postpone(number: i64, at: Timestamp) -> Statement {
+    Statement::new("UPDATE alerts SET due = $2 WHERE no = $1").with(number).with(at.0)
 }
 
-pub(super) fn remove(no: i64) -> Statement {
-    Statement::new("DELETE FROM alerts WHERE no = $1").with(no)
+pub(super) fn remove(number: i64) -> Statement {
+    Statement::new("DELETE FROM alerts WHERE no = $1").with(number)
 }
 
 /// Removes alerts that were made before a time, also those for destinations that are no longer configured.
@@ -42,7 +42,7 @@ pub(super) fn expire(before: Timestamp) -> Statement {
 
 fn alert(row: &Row) -> Result<Alert, Failure> {
     Ok(Alert {
-        no: get(row, 0)?,
+        number: get(row, 0)?,
         thread: ThreadId::new(get::<String>(row, 1)?).map_err(unreadable)?,
         state: get(row, 2)?,
         reason: get(row, 3)?,

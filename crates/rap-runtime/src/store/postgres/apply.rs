@@ -1,6 +1,6 @@
-//! Applies a batch of messages in one transaction, with one flight for each round and one more.
+//! Applies a batch of messages in one transaction, with one pipeline for each round and one more.
 //!
-//! The first flight locks the heads in key order and loads the facts of the first round. Each further flight writes the
+//! The first pipeline locks the heads in key order and loads the facts of the first round. Each further pipeline writes the
 //! steps of a round, and either loads the facts of the next round or commits.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
@@ -128,14 +128,14 @@ pub(super) async fn apply(context: &Context<'_>, messages: &[&Message]) -> Resul
         let wanted = batch.wanted(&rounds[number + 1]);
         let writes = statements.len();
         statements.extend(wanted.statements());
-        let mut rows = tx.flight(&statements).await?.into_iter().skip(writes);
+        let mut rows = tx.pipeline(&statements).await?.into_iter().skip(writes);
         batch.facts.add(&wanted, &mut rows)?;
     }
     unreachable!("bug: a batch has at least one round")
 }
 
 impl Batch<'_> {
-    /// Sends the first flight: the locks, the time, and the facts that the first round probably needs.
+    /// Sends the first pipeline: the locks, the time, and the facts that the first round probably needs.
     async fn load(&mut self, tx: &mut Transaction) -> Result<(), Failure> {
         let mut keys = BTreeSet::new();
         let mut wanted = Wanted::default();
@@ -143,7 +143,7 @@ impl Batch<'_> {
             if let Lookup::Key(key) = lookup {
                 keys.insert(key.number());
                 if let Some(session) = self.context.directory.session(&message.target) {
-                    // The limits of an agent that has its own may need another flight.
+                    // The limits of an agent that has its own may need another pipeline.
                     wanted.guess(*key, session, &message.input, &self.context.rules.limits);
                 }
             }
@@ -176,7 +176,7 @@ impl Batch<'_> {
         }
         let mut statements = vec![select, Statement::new(NOW)];
         statements.extend(wanted.statements());
-        let mut rows = tx.flight(&statements).await?.into_iter();
+        let mut rows = tx.pipeline(&statements).await?.into_iter();
         for row in rows.next().unwrap_or_default() {
             self.add_head(&row)?;
         }
@@ -271,7 +271,7 @@ impl Batch<'_> {
         let wanted = self.wanted(round);
         let statements = wanted.statements();
         if !statements.is_empty() {
-            let mut rows = tx.flight(&statements).await?.into_iter();
+            let mut rows = tx.pipeline(&statements).await?.into_iter();
             self.facts.add(&wanted, &mut rows)?;
         }
         let (mut bulk, mut stepped) = (Bulk::default(), Vec::new());

@@ -16,7 +16,7 @@ use tokio_postgres::{Client, Config, Connection, Row, Socket};
 use tokio_postgres_rustls::MakeRustlsConnect;
 use url::form_urlencoded;
 
-use super::statement::{BEGIN, BEGIN_READ, BEGIN_SOON, Failure, Statement, flight};
+use super::statement::{BEGIN, BEGIN_READ, BEGIN_SOON, Failure, Statement, pipeline};
 use crate::store::BoxError;
 
 /// Time limit for opening a connection.
@@ -25,9 +25,9 @@ const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const WAIT_TIMEOUT: Duration = Duration::from_secs(15);
 /// Idle time after which a connection is probed, and the time within which the database must have answered.
 const KEEPALIVE: Duration = Duration::from_secs(10);
-/// Time limit of a flight. The database ends a statement by itself after 5 seconds; this ends the wait for a database
+/// Time limit of a pipeline. The database ends a statement by itself after 5 seconds; this ends the wait for a database
 /// that cannot be reached.
-const FLIGHT_TIMEOUT: Duration = Duration::from_secs(15);
+const PIPELINE_TIMEOUT: Duration = Duration::from_secs(15);
 /// Number of times that a write is tried again when another transaction was in the way.
 const CONFLICT_RETRIES: u32 = 5;
 
@@ -76,7 +76,7 @@ impl Address {
                 _ => _ = others.append_pair(&name, &value),
             }
         }
-        // In the address of a database a plus is no space.
+        // In the URL of a database, a plus sign does not stand for a space.
         let config = format!("{base}?{}", others.finish().replace('+', "%20")).parse::<Config>();
         let mut config = config.map_err(|error| match std::error::Error::source(&error) {
             Some(source) => UrlError::Parameter(source.to_string()),
@@ -90,7 +90,7 @@ impl Address {
             _ => return Err(UrlError::SslMode),
         };
         config.ssl_mode(ssl).connect_timeout(CONNECT_TIMEOUT).keepalives(true).keepalives_idle(KEEPALIVE);
-        config.tcp_user_timeout(FLIGHT_TIMEOUT).application_name("rap");
+        config.tcp_user_timeout(PIPELINE_TIMEOUT).application_name("rap");
         let tls = MakeRustlsConnect::new(tls(verify, root.as_deref())?);
         Ok(Address { config, tls })
     }
@@ -191,7 +191,7 @@ impl ServerCertVerifier for Unverified {
 #[derive(Clone)]
 pub(super) struct Connections {
     pool: Pool,
-    /// Number of flights that were sent.
+    /// Number of pipelines that were sent.
     pub(super) round_trips: Arc<Counter>,
 }
 
@@ -203,13 +203,13 @@ impl Connections {
         })
     }
 
-    /// Starts a transaction. `begin` is sent together with its first flight.
+    /// Starts a transaction. `begin` is sent together with its first pipeline.
     pub(super) async fn begin(&self, begin: &'static str) -> Result<Transaction, Failure> {
         let round_trips = Arc::clone(&self.round_trips);
         Ok(Transaction { connection: Some(self.take().await?), begin: Some(begin), round_trips })
     }
 
-    /// Reads with statements that do not depend on each other, in one flight.
+    /// Reads with statements that do not depend on each other, in one pipeline.
     pub(super) async fn read(&self, statements: Vec<Statement>) -> Result<Vec<Vec<Row>>, Failure> {
         self.begin(BEGIN_READ).await?.finish(&statements).await
     }
@@ -219,7 +219,7 @@ impl Connections {
         Ok(self.read(vec![statement]).await?.remove(0))
     }
 
-    /// Writes in one transaction and one flight. If another transaction is in the way, the write is tried again.
+    /// Writes in one transaction and one pipeline. If another transaction is in the way, the write is tried again.
     pub(super) async fn write(&self, statements: Vec<Statement>) -> Result<Vec<Vec<Row>>, Failure> {
         let mut tries = 0;
         loop {
@@ -261,17 +261,17 @@ pub(super) struct Transaction {
 }
 
 impl Transaction {
-    /// Sends statements in one flight.
-    pub(super) async fn flight(&mut self, statements: &[Statement]) -> Result<Vec<Vec<Row>>, Failure> {
+    /// Sends statements in one pipeline.
+    pub(super) async fn pipeline(&mut self, statements: &[Statement]) -> Result<Vec<Vec<Row>>, Failure> {
         self.send(statements, false).await
     }
 
     /// Sends one statement.
     pub(super) async fn query(&mut self, statement: Statement) -> Result<Vec<Row>, Failure> {
-        Ok(self.flight(&[statement]).await?.remove(0))
+        Ok(self.pipeline(&[statement]).await?.remove(0))
     }
 
-    /// Sends the last statements and the commit in one flight.
+    /// Sends the last statements and the commit in one pipeline.
     pub(super) async fn finish(mut self, statements: &[Statement]) -> Result<Vec<Vec<Row>>, Failure> {
         let done = self.send(statements, true).await;
         // The commit of a failed transaction is a rollback, so the connection can be used again. It was discarded if
@@ -289,7 +289,7 @@ impl Transaction {
         let commit = commit.then(|| Statement::command("COMMIT"));
         let all: Vec<&Statement> = begin.iter().chain(statements).chain(&commit).collect();
         self.round_trips.count();
-        let sent = tokio::time::timeout(FLIGHT_TIMEOUT, flight(connection, &all)).await;
+        let sent = tokio::time::timeout(PIPELINE_TIMEOUT, pipeline(connection, &all)).await;
         let done = sent.unwrap_or_else(|_| Err(Failure::Unavailable("the database does not answer".into())));
         if let Err(Failure::Unavailable(_)) = done
             && let Some(connection) = self.connection.take()

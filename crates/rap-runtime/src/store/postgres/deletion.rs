@@ -59,7 +59,7 @@ pub(super) fn lock(function: &str, session: SessionKey) -> Statement {
 /// move of it begins before the end of the transaction.
 pub(super) async fn forbids_fork(tx: &mut Transaction, session: SessionKey) -> Result<bool, Failure> {
     let marked = Statement::new("SELECT 1 FROM deletions WHERE session = $1").session(session);
-    let rows = tx.flight(&[lock("pg_advisory_xact_lock_shared", session), marked]).await?;
+    let rows = tx.pipeline(&[lock("pg_advisory_xact_lock_shared", session), marked]).await?;
     Ok(!rows[1].is_empty())
 }
 
@@ -208,14 +208,14 @@ async fn next_fork(tx: &mut Transaction, session: SessionKey) -> Result<Option<A
     Ok(fork.map(|(Loaded { thread, .. }, _)| thread))
 }
 
-/// Copies the next entries that a fork inherits. With the last ones, the fork ends to inherit. Until then it reads none of
+/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads none of
 /// the copies.
 async fn copy_inherited(mut tx: Transaction, fork: &Thread) -> Result<(), Failure> {
     // The session of the fork may be deleted, too, which must not miss a copy.
     let lock = Statement::new("SELECT 1 FROM threads WHERE no = $1 FOR UPDATE").thread(fork.key);
     let sql = "SELECT coalesce(max(seq), 0) FROM entries WHERE thread = $1 AND seq <= $2";
     let copied = Statement::new(sql).thread(fork.key).with(fork.inherits.cast_signed());
-    let found = tx.flight(&[lock, copied]).await?;
+    let found = tx.pipeline(&[lock, copied]).await?;
     if found[0].is_empty() {
         return Ok(());
     }

@@ -8,7 +8,8 @@ use super::connect::Connections;
 use super::heads::{attempts, thread_id, thread_key, timestamp, timestamp_or_none};
 use super::listings::{user, user_condition};
 use super::statement::{Failure, Statement, get, unreadable};
-use crate::store::stored::{DETAIL_CHARS, RECORDS};
+use crate::store::delivery_log::{ATTEMPTS, attempt_line, read_attempts};
+use crate::store::stored::RECORDS;
 use crate::store::{
     Cursor, Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Page, Redelivery,
     ThreadKey, Visibility,
@@ -35,18 +36,21 @@ pub(super) fn record_all(records: &[DeliveryRecord]) -> Vec<Statement> {
 }
 
 /// Writes a record. Each delivery has one record. Callbacks of a call that are refused for the same reason share a
-/// record, which counts them. A thread that was deleted meanwhile gets no record.
+/// record, which counts them. The column `detail` has a line for each of the last attempts. A thread that was deleted
+/// meanwhile gets no record.
 fn record(record: &DeliveryRecord) -> Statement {
-    let detail: String = record.detail.chars().take(DETAIL_CHARS).collect();
-    Statement::new(
+    let full = ATTEMPTS - 1;
+    Statement::new(format!(
         "INSERT INTO deliveries AS d (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at, \
          session, user_id) SELECT $1, $2, $3, $4, $5, $6, $7, $8, $9, $9, \
          coalesce((SELECT session FROM threads WHERE no = $2), 0), (SELECT user_id FROM threads WHERE no = $2) \
          WHERE $2 = 0 OR EXISTS (SELECT 1 FROM threads WHERE no = $2) \
          ON CONFLICT (thread, call, kind, topic, server) DO UPDATE SET outcome = excluded.outcome, \
-         detail = excluded.detail, last_at = excluded.last_at, attempts = excluded.attempts + \
+         detail = CASE WHEN length(d.detail) - length(replace(d.detail, chr(10), '')) >= {full} \
+         THEN substr(d.detail, strpos(d.detail, chr(10)) + 1) ELSE d.detail END || chr(10) || excluded.detail, \
+         last_at = excluded.last_at, attempts = excluded.attempts + \
          CASE d.kind WHEN 'callback' THEN d.attempts ELSE 0 END RETURNING no",
-    )
+    ))
     .text(record.kind.as_str())
     .with(record.thread.map_or(0, ThreadKey::number))
     .text(record.call.as_ref().map_or("", |call| call.as_str()))
@@ -54,7 +58,7 @@ fn record(record: &DeliveryRecord) -> Statement {
     .text(&record.topic)
     .text(record.outcome.as_str())
     .with(i64::from(record.attempts))
-    .text(&detail)
+    .text(&attempt_line(record))
     .with(record.at.0)
 }
 
@@ -72,7 +76,7 @@ pub(super) fn prune_old(before: Timestamp) -> Statement {
 }
 
 pub(super) fn ids(rows: &[Vec<Row>], records: usize) -> Result<Vec<String>, Failure> {
-    let id = |row: &Row| get::<i64>(row, 0).map(|no| no.to_string());
+    let id = |row: &Row| get::<i64>(row, 0).map(|number| number.to_string());
     rows.iter().take(records).flatten().map(id).collect()
 }
 
@@ -103,13 +107,13 @@ pub(super) async fn list(
 
 pub(super) async fn by_number(
     connections: &Connections,
-    no: i64,
+    number: i64,
     visible: &Visibility,
 ) -> Result<Option<Delivery>, Failure> {
     let sql =
         format!("SELECT * FROM ({ROWS}) AS d WHERE no = $1 AND {}", user_condition(visible, "user_id", 2));
     connections
-        .read_one(Statement::new(sql).with(no).with(user(visible)))
+        .read_one(Statement::new(sql).with(number).with(user(visible)))
         .await?
         .first()
         .map(delivery)
@@ -119,13 +123,13 @@ pub(super) async fn by_number(
 /// Makes an invocation that waits for a retry due now.
 pub(super) async fn redeliver(
     connections: &Connections,
-    no: i64,
+    number: i64,
     visible: &Visibility,
     now: Timestamp,
 ) -> Result<Redelivery, Failure> {
     let sql = "SELECT thread, call, kind FROM deliveries WHERE no = $1 AND";
     let found = Statement::new(format!("{sql} {}", user_condition(visible, "user_id", 2)));
-    let found = connections.read_one(found.with(no).with(user(visible))).await?;
+    let found = connections.read_one(found.with(number).with(user(visible))).await?;
     let Some(row) = found.first() else { return Ok(Redelivery::NoSuchDelivery) };
     if kind(row, 2)? != DeliveryKind::Invocation {
         return Ok(Redelivery::NotAnInvocation);
@@ -146,6 +150,7 @@ pub(super) async fn redeliver(
 
 fn delivery(row: &Row) -> Result<Delivery, Failure> {
     let some = |text: String| Some(text).filter(|text| !text.is_empty());
+    let (detail, last_attempts) = read_attempts(get(row, 8)?);
     Ok(Delivery {
         id: get::<i64>(row, 0)?.to_string(),
         kind: kind(row, 1)?,
@@ -155,7 +160,8 @@ fn delivery(row: &Row) -> Result<Delivery, Failure> {
         topic: get(row, 5)?,
         outcome: outcome(row, 6)?,
         attempts: attempts(row, 7)?,
-        detail: get(row, 8)?,
+        detail,
+        last_attempts,
         first_at: timestamp(row, 9)?,
         last_at: timestamp(row, 10)?,
         next_at: timestamp_or_none(row, 11)?,

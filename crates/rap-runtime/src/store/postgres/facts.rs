@@ -1,7 +1,7 @@
 //! Loads the facts that steps need, for all messages of a round at once.
 //!
-//! The facts of the first round are loaded in the same flight as the heads, so they are guessed from the input alone
-//! ([`Wanted::guess`]). If a head then needs another fact, it is loaded in one more flight.
+//! The facts of the first round are loaded in the same pipeline as the heads, so they are guessed from the input alone
+//! ([`Wanted::guess`]). If a head then needs another fact, it is loaded in one more pipeline.
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 
@@ -120,7 +120,7 @@ impl Wanted {
             self.requests
                 .extend([Some(key.key), key.former_key].into_iter().flatten().map(|digest| digest.to_vec()));
         }
-        self.outbox.extend(message.outbox.map(|OutboxKey(no)| no));
+        self.outbox.extend(message.outbox.map(|OutboxKey(number)| number));
     }
 
     /// Returns the statements that load the facts. [`LoadedFacts::add`] takes their rows.

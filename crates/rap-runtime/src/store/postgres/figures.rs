@@ -24,7 +24,7 @@ pub(super) fn add(mut rows: Vec<FiguresRow>, now: Timestamp) -> Vec<Statement> {
     rows.iter().map(add).chain([old]).collect()
 }
 
-/// Adds the figures since a time up in parts of `step` milliseconds.
+/// Adds up the figures since a time, in intervals of `step` milliseconds.
 pub(super) async fn sum(
     connections: &Connections,
     since: Timestamp,

@@ -95,7 +95,7 @@ impl Segments {
         if thread.source.is_none() {
             return Ok(Segments(vec![(thread.key, thread.inherits, up_to)]));
         }
-        // Its own row is read, too, because a fork ends to inherit when its source is deleted.
+        // Its own row is read as well, because a fork no longer inherits when its source has been deleted.
         let (mut segments, mut end) = (Vec::new(), up_to);
         for row in tx.query(Statement::new(SOURCES).thread(thread.key)).await? {
             let (key, inherits) = (thread_key(&row, 0)?, number(&row, 1)?);

@@ -263,8 +263,8 @@ pub(super) async fn inbox(
 ) -> Result<Page<InboxItem>, Failure> {
     let mut tx = connections.begin(super::statement::BEGIN_READ).await?;
     let Cursor { at, thread: of, id } = &page_request.after;
-    let no: i64 = id.parse().unwrap_or(0);
-    let statement = Statement::new(for_user(INBOX, visible)).with(*at).thread(*of).with(no);
+    let after: i64 = id.parse().unwrap_or(0);
+    let statement = Statement::new(for_user(INBOX, visible)).with(*at).thread(*of).with(after);
     let statement = statement.with(rows(page_request)).with(user(visible));
     let statement = statement.with(thread.map(ThreadKey::number));
     let found = tx.query(statement).await?;

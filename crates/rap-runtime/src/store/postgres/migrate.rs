@@ -11,7 +11,7 @@ use super::connect::{Address, UrlError};
 use super::nodes::{self, NodeNumber, NodeSettings};
 use crate::store::{BoxError, StepSettings};
 
-/// The migrations. A node of the release before goes on to work while the next one is applied, so a migration only adds: columns
+/// The migrations. Nodes of the previous release keep working while a migration is applied, so a migration only adds: columns
 /// that can be left out, tables and indexes. What it replaces is removed one release later, together with `oldest` (see
 /// docs/decisions/0029-upgrades-of-a-fleet.md).
 pub(super) const MIGRATIONS: &[&str] = &[

@@ -23,7 +23,6 @@ const KEEP: &str = "1 min";
 /// Time after which another node removes expired rows, if the node that did so last has not done it again.
 const PRUNE_PATIENCE: &str = "15 min";
 
-/// Settings of this node.
 #[derive(Debug, Clone)]
 pub(crate) struct NodeSettings {
     /// Its host and the address that it listens on. A node with the same name is an earlier process of this one.
@@ -226,7 +225,7 @@ pub(super) fn release(number: NodeNumber, key: &WorkKey) -> Statement {
     let sql = format!("UPDATE {table} SET claim = NULL WHERE thread = $1 AND {name} = $2 AND claim = $3");
     let statement = Statement::new(sql).thread(key.thread());
     let statement = match key {
-        WorkKey::Ask { turn: number, .. } | WorkKey::Answer { no: number, .. } => {
+        WorkKey::Ask { turn: number, .. } | WorkKey::Answer { number, .. } => {
             statement.with(number.cast_signed())
         }
         WorkKey::Invoke { call, .. } | WorkKey::Check { call, .. } => statement.text(call.as_str()),

@@ -21,7 +21,7 @@ const STATUS: &str = "SELECT coalesce(pg_xact_status($1::text::xid8), 'unknown')
      concat_ws('/', pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time())";
 const VERSIONS: &str = "SELECT no, version FROM threads WHERE no = ANY($1)";
 /// Writes something to the log of the database, so that the commit waits until everything before it is replicated. The wait of
-/// the lost commit may have been cancelled by an administrator. A replica refuses it, and is not asked therefore.
+/// the lost commit may have been cancelled by an administrator. A replica refuses the write, so it never answers.
 const BARRIER: &str = "SELECT pg_logical_emit_message(true, 'rap', '')";
 
 /// Identity of a transaction.

@@ -75,7 +75,7 @@ impl Signals {
     }
 
     /// Makes this node read everything again, as after a lost signal.
-    pub(super) fn look_again(&self) {
+    pub(super) fn read_everything_again(&self) {
         self.missed.store(true, Ordering::Relaxed);
         self.arrived.notify_one();
     }
@@ -220,8 +220,8 @@ impl Signals {
                 Ok(Listened::Useless) => {
                     if !std::mem::replace(&mut told, true) {
                         tracing::info!(
-                            "no notifications arrive from the database, probably because of a pooler: the node looks for \
-                             news of other nodes by itself. store.listen_url can name a direct connection"
+                            "no notifications arrive from the database, probably because of a pooler: the node polls for \
+                             signals of other nodes. store.listen_url can name a direct connection"
                         );
                     }
                     RECONNECT_USELESS

@@ -1,4 +1,4 @@
-//! Statements and flights. A flight is a list of statements that is sent without waiting for the answers in between, so
+//! Statements and pipelines. A pipeline is a list of statements that is sent without waiting for the answers in between, so
 //! that it costs one round trip.
 //!
 //! Every statement is unnamed and has typed parameters: it is parsed, bound and executed in one message. So nothing has
@@ -111,8 +111,8 @@ pub(super) fn clean(text: &str) -> String {
     text.replace('\0', "\u{fffd}")
 }
 
-/// Sends statements in one flight. Returns the rows of each, or the first error.
-pub(super) async fn flight(client: &Client, statements: &[&Statement]) -> Result<Vec<Vec<Row>>, Failure> {
+/// Sends statements in one pipeline. Returns the rows of each, or the first error.
+pub(super) async fn pipeline(client: &Client, statements: &[&Statement]) -> Result<Vec<Vec<Row>>, Failure> {
     // The futures are polled in order, and each sends its statement when it is polled first.
     let results = join_all(statements.iter().map(|statement| statement.run(client))).await;
     results.into_iter().collect::<Result<_, _>>().map_err(Failure::from)

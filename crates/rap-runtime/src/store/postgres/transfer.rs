@@ -89,7 +89,7 @@ impl Session {
 /// Consumer of records.
 enum Sink<'a> {
     Channel(&'a mpsc::Sender<String>),
-    Parcel { id: &'a ThreadId, no: u64 },
+    Parcel { id: &'a ThreadId, number: u64 },
 }
 
 impl Sink<'_> {
@@ -101,11 +101,11 @@ impl Sink<'_> {
                     channel.send(record.write()).await.map_err(gone)?;
                 }
             }
-            Sink::Parcel { id, no } => {
-                let first = *no;
-                *no += records.len() as u64;
+            Sink::Parcel { id, number } => {
+                let first = *number;
+                *number += records.len() as u64;
                 let texts = records.iter().map(Record::write).collect();
-                tx.flight(&additions(id, first, &records, texts)).await?;
+                tx.pipeline(&additions(id, first, &records, texts)).await?;
             }
         }
         Ok(())
@@ -168,14 +168,14 @@ async fn each(
 ) -> Result<u64, Failure> {
     let declare = Statement::command(format!("DECLARE moved NO SCROLL CURSOR FOR {select}"));
     let fetch = || Statement::new(format!("FETCH {PAGE_ROWS} FROM moved"));
-    let mut rows = tx.flight(&[declare, fetch()]).await?.remove(1);
+    let mut rows = tx.pipeline(&[declare, fetch()]).await?.remove(1);
     let mut count = 0;
     loop {
         let is_last = rows.len() < PAGE_ROWS;
         count += rows.len() as u64;
         sink.take(tx, rows.iter().map(record).collect::<Result<_, _>>()?).await?;
         if is_last {
-            tx.flight(&[Statement::command("CLOSE moved")]).await?;
+            tx.pipeline(&[Statement::command("CLOSE moved")]).await?;
             return Ok(count);
         }
         rows = tx.query(fetch()).await?;
@@ -273,7 +273,7 @@ async fn separate_forks(tx: &mut Transaction, session: &Session) -> Result<(), F
                 let cells = [Cell::Number(Some(seq.cast_signed())), Cell::Text(Some(body.clone()))];
                 statements.extend(insertion(ENTRY, Some(fork.key), fork.session, None, &cells)?);
             }
-            tx.flight(&statements).await?;
+            tx.pipeline(&statements).await?;
         }
         let sql = "UPDATE threads SET inherits = 0, source = NULL WHERE no = $1";
         tx.query(Statement::new(sql).thread(fork.key)).await?;
@@ -473,7 +473,7 @@ async fn unpack(tx: &mut Transaction, store: &super::Inner, session: &ThreadId) 
             checker.take(&record).map_err(unreadable)?;
             statements.extend(unpacking.statements(tx, &record).await?);
         }
-        tx.flight(&statements).await?;
+        tx.pipeline(&statements).await?;
     }
     Ok(())
 }
@@ -525,7 +525,7 @@ impl Transfer for PostgresStore {
         // A fork that is being made is committed first, so that it gets the history that it inherits.
         tx.query(deletion::lock("pg_advisory_xact_lock", found.root.session)).await?;
         tx.query(new_parcel(session, ParcelState::Leaving, peer, now)).await?;
-        read(&mut tx, &found, origin, now, &mut Sink::Parcel { id: session, no: 0 }).await?;
+        read(&mut tx, &found, origin, now, &mut Sink::Parcel { id: session, number: 0 }).await?;
         separate_forks(&mut tx, &found).await?;
         tx.finish(&deletions(&found)).await?;
         self.inner.directory.forget();

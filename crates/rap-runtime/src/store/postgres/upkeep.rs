@@ -53,7 +53,7 @@ pub(super) async fn counts(connections: &Connections, disabled: usize) -> Result
     Ok(StoreCounts { threads, waiting: waiting.collect::<Result<_, Failure>>()?, disabled, damaged })
 }
 
-/// Removes old idempotency keys, old delivery records, places that threads were moved to long ago, and event ids of ended
+/// Removes old idempotency keys, old delivery records, old records of where threads were moved to, and event ids of ended
 /// subscriptions, and adds up the counts of threads. Returns whether there are more.
 pub(super) async fn prune(
     connections: &Connections,

@@ -226,7 +226,7 @@ fn work_key(kind: WorkKind, row: &Row) -> Result<WorkKey, Failure> {
     Ok(match kind {
         WorkKind::Ask => WorkKey::Ask { thread, turn: number(row, 1)? },
         WorkKind::Invoke => WorkKey::Invoke { thread, call: call_id(row, 1)? },
-        WorkKind::Answer => WorkKey::Answer { thread, no: number(row, 1)? },
+        WorkKind::Answer => WorkKey::Answer { thread, number: number(row, 1)? },
         WorkKind::Check => WorkKey::Check { thread, call: call_id(row, 1)? },
     })
 }
@@ -298,7 +298,7 @@ fn claim(key: &WorkKey, node: NodeNumber, now: Timestamp, lost_after: LostAfter)
     );
     let statement = Statement::new(sql).thread(key.thread());
     match key {
-        WorkKey::Ask { turn: number, .. } | WorkKey::Answer { no: number, .. } => {
+        WorkKey::Ask { turn: number, .. } | WorkKey::Answer { number, .. } => {
             statement.with(number.cast_signed()).with(now.0).with(node.0)
         }
         WorkKey::Invoke { call, .. } => statement.text(call.as_str()).with(now.0).with(node.0),
@@ -336,13 +336,14 @@ pub(super) async fn load(
             let (attempts, outcome, callback_base) = (attempts(row, 6)?, get(row, 7)?, get(row, 8)?);
             Some(Work::Invoke(InvokeWork { thread, call, arguments, attempts, outcome, callback_base }))
         }
-        WorkKey::Answer { no, .. } => {
-            let question = decrypt_question(secrets, &thread, *no, get(row, 1)?).map_err(unreadable)?;
+        WorkKey::Answer { number: question_number, .. } => {
+            let question =
+                decrypt_question(secrets, &thread, *question_number, get(row, 1)?).map_err(unreadable)?;
             let StoredQuestion::Choice { response_url: Some(response_url), .. } = question else {
                 return Ok(None);
             };
             Some(Work::Answer(AnswerWork {
-                no: *no,
+                number: *question_number,
                 call: call_id(row, 0)?,
                 server: get(row, 5)?,
                 response_url: ResponseUrl::new(response_url).map_err(unreadable)?,
@@ -406,12 +407,12 @@ pub(super) fn postpone(
         .with(attempts)
         .text(outcome)
         .with(node.0),
-        WorkKey::Answer { thread, no } => Statement::new(
+        WorkKey::Answer { thread, number } => Statement::new(
             "UPDATE questions SET answer_at = $3, attempts = $4, claim = NULL \
              WHERE thread = $1 AND no = $2 AND coalesce(claim, $5) = $5",
         )
         .thread(*thread)
-        .with(no.cast_signed())
+        .with(number.cast_signed())
         .with(at.0)
         .with(attempts)
         .with(node.0),
@@ -426,7 +427,7 @@ pub(super) fn postpone(
 }
 
 /// Returns the statement that changes the destination of a model request, unless another node has taken it over. The
-/// claim is kept: this node goes on with the request.
+/// claim is kept: this node continues with the request.
 pub(super) fn redirect(key: &WorkKey, node: NodeNumber, destination: &str) -> Option<Statement> {
     let WorkKey::Ask { thread, turn } = key else { return None };
     let sql = "UPDATE asks SET destination = $3 WHERE thread = $1 AND turn = $2 AND coalesce(claim, $4) = $4";
@@ -436,10 +437,10 @@ pub(super) fn redirect(key: &WorkKey, node: NodeNumber, destination: &str) -> Op
 
 /// Returns the statement that records the delivery of an answer, if the key is that of an answer.
 pub(super) fn answer_delivered(key: &WorkKey, attempts: u32) -> Option<Statement> {
-    let WorkKey::Answer { thread, no } = key else { return None };
+    let WorkKey::Answer { thread, number } = key else { return None };
     let sql =
         "UPDATE questions SET answer_at = NULL, attempts = $3, claim = NULL WHERE thread = $1 AND no = $2";
-    Some(Statement::new(sql).thread(*thread).with(no.cast_signed()).with(i64::from(attempts)))
+    Some(Statement::new(sql).thread(*thread).with(number.cast_signed()).with(i64::from(attempts)))
 }
 
 pub(super) fn acknowledge(mut calls: Vec<(ThreadKey, CallId)>, at: Timestamp) -> Statement {
@@ -490,7 +491,7 @@ pub(super) async fn due_messages(
         match message(&row) {
             // An unreadable message must not block the others.
             Err(Failure::Row(error)) => {
-                tracing::error!(no = get::<i64>(&row, 0)?, %error, "a message between threads cannot be read");
+                tracing::error!(number = get::<i64>(&row, 0)?, %error, "a message between threads cannot be read");
             }
             message => messages.push(message?),
         }
@@ -576,7 +577,7 @@ pub(super) fn postpone_due(
         .with(now.0)
         .with(at.0),
         Statement::new("UPDATE outbox SET due_at = $2, claim = NULL WHERE no = ANY($1)")
-            .with(messages.iter().map(|OutboxKey(no)| *no).collect::<Vec<i64>>())
+            .with(messages.iter().map(|OutboxKey(number)| *number).collect::<Vec<i64>>())
             .with(at.0),
     ]
 }

@@ -29,44 +29,45 @@ const HELD_PATIENCE: Duration = Duration::from_secs(10);
 /// Pause before the outcome of a commit is asked for again.
 const RESOLVE_PAUSE: Duration = Duration::from_millis(250);
 
-/// A queue of messages, whose writer is one task.
+/// The queue of one writer, which is a task.
 #[derive(Default)]
-pub(super) struct Lane {
+pub(super) struct WriterQueue {
     pub(super) queue: MessageQueue,
     pub(super) wake: Notify,
-    /// True while the outcome of a commit is unknown, and messages are refused therefore.
+    /// True while the outcome of a commit is unknown, and messages are therefore refused.
     pub(super) is_stuck: AtomicBool,
 }
 
 impl Inner {
-    /// Applies messages of a lane until the store is closed.
-    pub(super) async fn run_lane(self: Arc<Self>, lane: usize) {
+    /// Applies the messages of one queue until the store is closed.
+    pub(super) async fn run_writer(self: Arc<Self>, writer: usize) {
         let mut pause = HELD_PAUSE.0;
         // Messages that an earlier batch left over. They come first, so that messages of a thread keep their order.
         let mut left: Vec<Pending> = Vec::new();
         loop {
             // Messages that are left over keep no others out.
-            let (taken, _) = self.lanes[lane].queue.take(BATCH.saturating_sub(left.len()).max(ROOM));
+            let (taken, _) =
+                self.writer_queues[writer].queue.take(BATCH.saturating_sub(left.len()).max(ROOM));
             left.extend(taken);
             if left.is_empty() {
                 if self.closing.is_cancelled() {
                     return;
                 }
                 tokio::select! {
-                    () = self.lanes[lane].wake.notified() => {}
+                    () = self.writer_queues[writer].wake.notified() => {}
                     () = self.closing.cancelled() => {}
                 }
                 continue;
             }
             let before = left.len();
-            left = self.apply_all(lane, left).await;
+            left = self.apply_all(writer, left).await;
             if left.len() < before {
                 pause = HELD_PAUSE.0;
                 continue;
             }
             left = self.refuse_late(left);
             tokio::select! {
-                () = self.lanes[lane].wake.notified() => {}
+                () = self.writer_queues[writer].wake.notified() => {}
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(HELD_PAUSE.1),
             }
         }
@@ -74,14 +75,14 @@ impl Inner {
 
     /// Applies messages. Returns those that are left for the next batch. If rows do not allow a batch, each half of it
     /// is tried on its own, so that one bad message does not affect others.
-    async fn apply_all(&self, lane: usize, all: Vec<Pending>) -> Vec<Pending> {
+    async fn apply_all(&self, writer: usize, all: Vec<Pending>) -> Vec<Pending> {
         let (mut parts, mut left, mut tries) = (vec![(all, false)], Vec::new(), 0);
         while let Some((part, careful)) = parts.pop() {
             let messages: Vec<&Message> = part.iter().map(|pending| &pending.message).collect();
             self.batches.count();
             match apply::apply(&self.context(careful), &messages).await {
                 Ok(written) => {
-                    left = self.reply(lane, part, written).await;
+                    left = self.reply(writer, part, written).await;
                     if !left.is_empty() {
                         // The other parts may have later messages of the same threads.
                         left.extend(parts.into_iter().rev().flat_map(|(part, _)| part));
@@ -109,7 +110,7 @@ impl Inner {
                         // The others would fail in the same way.
                         parts.into_iter().for_each(|(part, _)| self.refuse(part, &failure));
                         let why = || Error::Unavailable("the database does not answer".into());
-                        self.lanes[lane].queue.refuse_all(why);
+                        self.writer_queues[writer].queue.refuse_all(why);
                         return left;
                     }
                 }
@@ -154,7 +155,7 @@ impl Inner {
     }
 
     /// Replies to the messages of a batch that was written. Returns the messages that are left.
-    async fn reply(&self, lane: usize, part: Vec<Pending>, written: Written) -> Vec<Pending> {
+    async fn reply(&self, writer: usize, part: Vec<Pending>, written: Written) -> Vec<Pending> {
         let (mut replies, mut left) = (Vec::new(), Vec::new());
         for (pending, applied) in part.into_iter().zip(written.applied) {
             match applied {
@@ -170,18 +171,18 @@ impl Inner {
             }
         }
         if let Some(transaction) = written.unknown {
-            self.lanes[lane].is_stuck.store(true, Ordering::Relaxed);
-            replies = self.resolve(lane, replies, &transaction).await;
-            self.lanes[lane].is_stuck.store(false, Ordering::Relaxed);
+            self.writer_queues[writer].is_stuck.store(true, Ordering::Relaxed);
+            replies = self.resolve(writer, replies, &transaction).await;
+            self.writer_queues[writer].is_stuck.store(false, Ordering::Relaxed);
         }
         batch::complete(replies, &self.metrics, &self.on_commit);
         left
     }
 
-    /// Waits until the database tells whether a batch was committed. Until then, messages of the lane are refused.
+    /// Waits until the database tells whether a batch was committed. Until then, messages of this writer are refused.
     async fn resolve(
         &self,
-        lane: usize,
+        writer: usize,
         replies: Vec<PendingReply>,
         transaction: &TransactionId,
     ) -> Vec<PendingReply> {
@@ -198,7 +199,7 @@ impl Inner {
                 Ok(Outcome::Unknown) => {
                     tracing::warn!("the database was restarted or replaced: senders have to repeat messages");
                     // The work of the batch, if it was committed, is looked for in the store.
-                    self.signals.look_again();
+                    self.signals.read_everything_again();
                     break false;
                 }
                 // The senders get no reply: their messages may have been applied or not.
@@ -206,7 +207,7 @@ impl Inner {
                 Err(failure) => {
                     tracing::warn!(%failure, "the outcome of a commit is still unknown");
                     let why = || Error::Unavailable("the database does not answer".into());
-                    self.lanes[lane].queue.refuse_all(why);
+                    self.writer_queues[writer].queue.refuse_all(why);
                 }
             }
             tokio::time::sleep(RESOLVE_PAUSE).await;

@@ -182,8 +182,8 @@ impl StepWriter<'_> {
         let (thread, session, now) = (*thread, *session, self.now);
         match write {
             Write::Append { seq, entry } => self.append(thread, *seq, entry),
-            Write::Hold { queue, no, entry } => {
-                self.bulk.put(&HOLD, row![thread, queue_number(*queue), *no, session, to_json(entry)]);
+            Write::Hold { queue, number, entry } => {
+                self.bulk.put(&HOLD, row![thread, queue_number(*queue), *number, session, to_json(entry)]);
             }
             Write::Release { queue, first, count, seq } => {
                 let row = row![thread, queue_number(*queue), *first, first + count, *seq, session];
@@ -201,15 +201,15 @@ impl StepWriter<'_> {
                     self.bulk.put(&END_SUBSCRIPTION, row![thread, call.as_str(), session]);
                 }
             }
-            Write::Question { no, call, question } => {
-                let sealed = encrypt_question(self.key, self.thread, *no, question);
+            Write::Question { number, call, question } => {
+                let sealed = encrypt_question(self.key, self.thread, *number, question);
                 self.bulk.put(
                     &QUESTION,
-                    row![thread, *no, call.as_str(), session, sealed, now, user(self.thread)],
+                    row![thread, *number, call.as_str(), session, sealed, now, user(self.thread)],
                 );
             }
-            Write::Answer { no, selected } => {
-                self.bulk.put(&ANSWER, row![thread, *no, *selected as i64, now]);
+            Write::Answer { number, selected } => {
+                self.bulk.put(&ANSWER, row![thread, *number, *selected as i64, now]);
             }
             Write::DropQuestions { call } => self.bulk.put(&DROP_QUESTIONS, row![thread, call.as_str()]),
             Write::View { server, view_type, content } => {
@@ -219,8 +219,8 @@ impl StepWriter<'_> {
                 self.bulk.put(&PRUNE_VIEWS, row![thread, views, server, view_type]);
             }
             Write::Timer { call, at } => self.bulk.put(&TIMER, row![thread, call.as_str(), *at]),
-            Write::RecordEventId { call, event, no, forget } => {
-                let row = row![thread, call.as_str(), event.as_str(), session, *no];
+            Write::RecordEventId { call, event, number, forget } => {
+                let row = row![thread, call.as_str(), event.as_str(), session, *number];
                 self.bulk.put(&RECORD_EVENT_ID, row);
                 if *forget > 0 {
                     // Many can be over the limit, for example after the limit was lowered.
@@ -228,8 +228,8 @@ impl StepWriter<'_> {
                     self.bulk.put(&FORGET_EVENT_IDS, row);
                 }
             }
-            Write::Backlog { call, no, entry } => {
-                self.bulk.put(&PUT_BACKLOG, row![thread, call.as_str(), *no, session, to_json(entry)]);
+            Write::Backlog { call, number, entry } => {
+                self.bulk.put(&PUT_BACKLOG, row![thread, call.as_str(), *number, session, to_json(entry)]);
             }
             Write::DropBacklog { call } => self.bulk.put(&DROP_BACKLOG, row![thread, call.as_str()]),
             Write::Spawn(spawn) => return Some(self.spawn(spawn)),

@@ -32,18 +32,18 @@ pub(super) fn claim(
     let mut statement = conn.prepare_cached(sql)?;
     let rows = statement.query_map(params![destination, now.0, until.0, limit as i64], alert)?;
     let mut alerts = rows.collect::<rusqlite::Result<Vec<Alert>>>()?;
-    alerts.sort_by_key(|alert| alert.no);
+    alerts.sort_by_key(|alert| alert.number);
     let sql = "SELECT min(due) FROM alerts WHERE destination = ?1";
     let next: Option<i64> = conn.prepare_cached(sql)?.query_row([destination], |row| row.get(0))?;
     Ok(ClaimedAlerts { alerts, next: next.map(Timestamp) })
 }
 
-pub(super) fn postpone(conn: &Connection, no: i64, at: Timestamp) -> rusqlite::Result<()> {
-    conn.prepare_cached("UPDATE alerts SET due = ?2 WHERE no = ?1")?.execute([no, at.0]).map(drop)
+pub(super) fn postpone(conn: &Connection, number: i64, at: Timestamp) -> rusqlite::Result<()> {
+    conn.prepare_cached("UPDATE alerts SET due = ?2 WHERE no = ?1")?.execute([number, at.0]).map(drop)
 }
 
-pub(super) fn remove(conn: &Connection, no: i64) -> rusqlite::Result<()> {
-    conn.prepare_cached("DELETE FROM alerts WHERE no = ?1")?.execute([no]).map(drop)
+pub(super) fn remove(conn: &Connection, number: i64) -> rusqlite::Result<()> {
+    conn.prepare_cached("DELETE FROM alerts WHERE no = ?1")?.execute([number]).map(drop)
 }
 
 /// Removes alerts that were made before a time, also those for destinations that are no longer configured.
@@ -53,7 +53,7 @@ pub(super) fn expire(conn: &Connection, before: Timestamp) -> rusqlite::Result<(
 
 fn alert(row: &Row<'_>) -> rusqlite::Result<Alert> {
     Ok(Alert {
-        no: row.get(0)?,
+        number: row.get(0)?,
         thread: ThreadId::new(row.get::<_, String>(1)?).map_err(unreadable)?,
         state: row.get(2)?,
         reason: row.get(3)?,

@@ -5,7 +5,8 @@ use rap_protocol::{ThreadId, Timestamp, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 
 use super::heads::{thread_id, unreadable};
-use crate::store::stored::{DETAIL_CHARS, RECORDS};
+use crate::store::delivery_log::{ATTEMPTS, attempt_line, read_attempts};
+use crate::store::stored::RECORDS;
 use crate::store::{
     Cursor, Delivery, DeliveryFilter, DeliveryKind, DeliveryOutcome, DeliveryRecord, Page, Redelivery,
     ThreadKey, Visibility,
@@ -48,7 +49,7 @@ pub(super) fn list(conn: &Connection, filter: &DeliveryFilter) -> rusqlite::Resu
 /// Makes an invocation that waits for a retry due now.
 pub(super) fn redeliver(
     conn: &Connection,
-    no: i64,
+    number: i64,
     visible: &Visibility,
     now: Timestamp,
 ) -> rusqlite::Result<Redelivery> {
@@ -56,7 +57,7 @@ pub(super) fn redeliver(
     let mut found = conn.prepare_cached(sql)?;
     let row = |row: &Row<'_>| Ok((row.get(0)?, row.get(1)?, kind(row, 2)?));
     let found: Option<(ThreadKey, String, DeliveryKind)> =
-        found.query_row(params![no, visible.user().map(UserId::as_str)], row).optional()?;
+        found.query_row(params![number, visible.user().map(UserId::as_str)], row).optional()?;
     let Some((thread, call, kind)) = found else { return Ok(Redelivery::NoSuchDelivery) };
     if kind != DeliveryKind::Invocation {
         return Ok(Redelivery::NotAnInvocation);
@@ -74,17 +75,20 @@ pub(super) fn redeliver(
 }
 
 /// Writes a record. Each delivery has one record. Callbacks of a call that are refused for the same reason share a
-/// record, which counts them. A thread that was deleted meanwhile gets no record.
+/// record, which counts them. The column `detail` has a line for each of the last attempts. A thread that was deleted
+/// meanwhile gets no record.
 fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<Option<String>> {
-    let mut statement = conn.prepare_cached(
+    let full = ATTEMPTS - 1;
+    let mut statement = conn.prepare_cached(&format!(
         "INSERT INTO deliveries (kind, thread, call, server, topic, outcome, attempts, detail, first_at, last_at, user_id) \
          SELECT ?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?9, (SELECT user_id FROM threads WHERE no = ?2) \
          WHERE ?2 = 0 OR EXISTS (SELECT 1 FROM threads WHERE no = ?2) \
          ON CONFLICT (thread, call, kind, topic, server) DO UPDATE SET outcome = excluded.outcome, \
-         detail = excluded.detail, last_at = excluded.last_at, attempts = excluded.attempts + \
+         detail = CASE WHEN length(detail) - length(replace(detail, char(10), '')) >= {full} \
+         THEN substr(detail, instr(detail, char(10)) + 1) ELSE detail END || char(10) || excluded.detail, \
+         last_at = excluded.last_at, attempts = excluded.attempts + \
          CASE kind WHEN 'callback' THEN attempts ELSE 0 END RETURNING no",
-    )?;
-    let detail: String = record.detail.chars().take(DETAIL_CHARS).collect();
+    ))?;
     let row = params![
         record.kind.as_str(),
         record.thread.map_or(0, ThreadKey::number),
@@ -93,11 +97,11 @@ fn record(conn: &Connection, record: &DeliveryRecord) -> rusqlite::Result<Option
         record.topic,
         record.outcome.as_str(),
         record.attempts,
-        detail,
+        attempt_line(record),
         record.at.0,
     ];
-    let no = statement.query_row(row, |row| row.get::<_, i64>(0)).optional()?;
-    Ok(no.map(|no| no.to_string()))
+    let number = statement.query_row(row, |row| row.get::<_, i64>(0)).optional()?;
+    Ok(number.map(|number| number.to_string()))
 }
 
 /// Removes the oldest records of a kind, so that at most `records` remain.
@@ -119,9 +123,13 @@ pub(super) fn prune_old(conn: &Connection, before: Timestamp) -> rusqlite::Resul
     Ok(())
 }
 
-pub(super) fn get(conn: &Connection, no: i64, visible: &Visibility) -> rusqlite::Result<Option<Delivery>> {
+pub(super) fn get(
+    conn: &Connection,
+    number: i64,
+    visible: &Visibility,
+) -> rusqlite::Result<Option<Delivery>> {
     let sql = format!("SELECT * FROM ({ROWS}) WHERE no = ?1 AND (?2 IS NULL OR user_id = ?2)");
-    let parameters = params![no, visible.user().map(UserId::as_str)];
+    let parameters = params![number, visible.user().map(UserId::as_str)];
     conn.prepare_cached(&sql)?.query_row(parameters, delivery).optional()
 }
 
@@ -139,6 +147,7 @@ const ROWS: &str = "SELECT d.no, d.kind, t.id AS thread, d.call, d.server, d.top
 
 fn delivery(row: &Row<'_>) -> rusqlite::Result<Delivery> {
     let some = |text: String| Some(text).filter(|text| !text.is_empty());
+    let (detail, last_attempts) = read_attempts(row.get_ref(8)?.as_str()?);
     Ok(Delivery {
         id: row.get::<_, i64>(0)?.to_string(),
         kind: kind(row, 1)?,
@@ -148,7 +157,8 @@ fn delivery(row: &Row<'_>) -> rusqlite::Result<Delivery> {
         topic: row.get(5)?,
         outcome: outcome(row, 6)?,
         attempts: row.get(7)?,
-        detail: row.get(8)?,
+        detail,
+        last_attempts,
         first_at: Timestamp(row.get(9)?),
         last_at: Timestamp(row.get(10)?),
         next_at: row.get::<_, Option<i64>>(11)?.map(Timestamp),
@@ -175,6 +185,7 @@ fn unknown_value(text: &str) -> rusqlite::Error {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::store::stored::DETAIL_CHARS;
 
     fn ledger() -> Connection {
         let conn = crate::store::sqlite::tests::database();

@@ -21,7 +21,7 @@ pub(super) fn add(conn: &Connection, rows: &[FiguresRow], now: Timestamp) -> rus
     Ok(())
 }
 
-/// Adds the figures since a time up in parts of `step` milliseconds.
+/// Adds up the figures since a time, in intervals of `step` milliseconds.
 pub(super) fn sum(conn: &Connection, since: Timestamp, step: i64) -> rusqlite::Result<Vec<FiguresRow>> {
     let mut statement = conn.prepare_cached(&figures::sum_sql(parameter, ""))?;
     let rows = statement.query_map(params![since.0, step], |row| {

@@ -134,8 +134,8 @@ pub(super) fn cause(conn: &Connection, thread: ThreadKey) -> rusqlite::Result<Ca
 }
 
 /// Returns the segments of a history, oldest first: each is a thread and the range of its entries, from the first
-/// number (exclusive) to the second (inclusive). They are read from the database, because a fork ends to inherit when its
-/// source is deleted.
+/// number (exclusive) to the second (inclusive). They are read from the database, because a fork no longer inherits when its
+/// source has been deleted.
 fn segments(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result<Vec<(ThreadKey, Seq, Seq)>> {
     let mut statement = conn.prepare_cached("SELECT source, born_at FROM threads WHERE no = ?1")?;
     let mut segments = Vec::new();
@@ -232,13 +232,13 @@ fn each_row(
     let HistoryPage { after, up_to, .. } = page;
     let (mut count, mut bytes) = (0, 0);
     let mut statement = conn.prepare_cached(sql)?;
-    for (no, from, to) in segments(conn, thread, up_to)? {
+    for (number, from, to) in segments(conn, thread, up_to)? {
         let from = from.max(after);
         if from >= to {
             continue;
         }
         let left = i64::try_from(page.rows - count).unwrap_or(i64::MAX);
-        let mut found = statement.query(params![entry_key(no, from), entry_key(no, to), left])?;
+        let mut found = statement.query(params![entry_key(number, from), entry_key(number, to), left])?;
         while let Some(row) = found.next()? {
             bytes += take(row)?;
             count += 1;
@@ -284,9 +284,9 @@ fn original_arguments(
     threads: &[ThreadKey],
     call: &CallId,
 ) -> rusqlite::Result<Option<SizedArguments>> {
-    for no in threads.iter().rev() {
-        if let Some(past) = facts::past_call(conn, *no, call)? {
-            let arguments = facts::arguments_of(conn, *no, past.seq, call)?;
+    for number in threads.iter().rev() {
+        if let Some(past) = facts::past_call(conn, *number, call)? {
+            let arguments = facts::arguments_of(conn, *number, past.seq, call)?;
             let bytes = serde_json::to_string(&arguments).map_or(0, |text| text.len());
             return Ok(Some((arguments, bytes)));
         }
@@ -300,8 +300,8 @@ pub(super) fn fork_point(conn: &Connection, thread: &Thread, at: Seq) -> rusqlit
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC",
     )?;
-    for (no, from, to) in segments(conn, thread, at)?.into_iter().rev() {
-        let mut found = statement.query(params![entry_key(no, from), entry_key(no, to)])?;
+    for (number, from, to) in segments(conn, thread, at)?.into_iter().rev() {
+        let mut found = statement.query(params![entry_key(number, from), entry_key(number, to)])?;
         while let Some(row) = found.next()? {
             let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
             if let Some(point) = search.visit(row.get::<_, i64>(0)?.unsigned_abs(), &entry.item) {
@@ -317,8 +317,8 @@ fn last_user(conn: &Connection, thread: &Thread, up_to: Seq) -> rusqlite::Result
     let mut statement = conn.prepare_cached(
         "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key DESC",
     )?;
-    for (no, from, to) in segments(conn, thread, up_to)?.into_iter().rev() {
-        let mut found = statement.query(params![entry_key(no, from), entry_key(no, to)])?;
+    for (number, from, to) in segments(conn, thread, up_to)?.into_iter().rev() {
+        let mut found = statement.query(params![entry_key(number, from), entry_key(number, to)])?;
         while let Some(row) = found.next()? {
             let entry: Entry = serde_json::from_str(row.get_ref(1)?.as_str()?).map_err(unreadable)?;
             if let Item::User { from: Speaker::User, .. } = entry.item {
@@ -334,8 +334,8 @@ fn covered(conn: &Connection, segments: &[(ThreadKey, Seq, Seq)]) -> rusqlite::R
     let mut statement = conn.prepare_cached(
         "SELECT covers FROM summaries WHERE thread = ?1 AND seq <= ?2 ORDER BY seq DESC LIMIT 1",
     )?;
-    for (no, _, to) in segments.iter().rev() {
-        let covers = statement.query_row(params![no, to.cast_signed()], |row| row.get::<_, i64>(0));
+    for (number, _, to) in segments.iter().rev() {
+        let covers = statement.query_row(params![number, to.cast_signed()], |row| row.get::<_, i64>(0));
         if let Some(covers) = covers.optional()? {
             return Ok(covers.unsigned_abs());
         }

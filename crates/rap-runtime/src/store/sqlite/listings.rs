@@ -254,8 +254,8 @@ pub(super) fn inbox(
         let Some(Loaded { thread, .. }) = skip_unreadable(of, heads::load(conn, of))?.flatten() else {
             return Ok(None);
         };
-        let no = row.get::<_, i64>(3)?.cast_unsigned();
-        let question = decrypt_question(key, &thread, no, row.get_ref(5)?.as_blob()?);
+        let number = row.get::<_, i64>(3)?.cast_unsigned();
+        let question = decrypt_question(key, &thread, number, row.get_ref(5)?.as_blob()?);
         let Some(question) = skip_unreadable(of, question)? else { return Ok(None) };
         let call = call_id(row, 4)?;
         let arguments = row.get_ref(7)?.as_str_or_null()?.map(|entry| facts::arguments_in(entry, &call));
@@ -342,10 +342,10 @@ pub(super) fn timers(
 pub(super) fn decrypt_question(
     key: &Key,
     thread: &Thread,
-    no: u64,
+    number: u64,
     sealed: &[u8],
 ) -> rusqlite::Result<StoredQuestion> {
-    stored::decrypt_question(key, thread, no, sealed)
+    stored::decrypt_question(key, thread, number, sealed)
         .map_err(|error| rusqlite::Error::FromSqlConversionFailure(0, Type::Blob, error))
 }
 

@@ -6,8 +6,8 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::delivery_log;
 use crate::store::stored::PRUNED_ROWS as ROWS;
 
-/// Removes old idempotency keys, old delivery records, places that threads were moved to long ago, and event ids of ended subscriptions. Returns whether there are
-/// more.
+/// Removes old idempotency keys, old delivery records, old records of where threads were moved to, and event ids of ended
+/// subscriptions. Returns whether there are more.
 pub(super) fn prune(
     conn: &Connection,
     keys_before: Timestamp,

@@ -9,7 +9,7 @@ use super::history::{thread_row, thread_rows};
 use crate::store::{Cursor, Page, ThreadFilter, ThreadKey, ThreadRow, Visibility};
 
 /// Rows of the index that one page looks at. Those that the filter leaves out count, too.
-const LOOKED_AT: usize = 20_000;
+const ROWS_PER_PAGE: usize = 20_000;
 
 /// Rows below a key, the newest first. A thread has one row for its title and one for each text.
 const ROWS: &str = "SELECT rowid FROM search WHERE search MATCH ?1 AND rowid < ?2 ORDER BY rowid DESC";
@@ -34,7 +34,7 @@ pub(super) fn threads(
     };
     let mut found = statement.query(params![query(phrase), below])?;
     let (mut rows, mut last) = (Vec::new(), None);
-    for _ in 0..LOOKED_AT {
+    for _ in 0..ROWS_PER_PAGE {
         let Some(row) = found.next()? else { return Ok(Page { rows, next: None }) };
         let thread = ThreadKey::new(row.get::<_, i64>(0)? >> 32);
         if last == Some(thread) {

@@ -219,9 +219,15 @@ fn begin(
     Ok(())
 }
 
-fn add(conn: &Connection, session: &ThreadId, no: u64, record: &Record, text: &str) -> rusqlite::Result<()> {
+fn add(
+    conn: &Connection,
+    session: &ThreadId,
+    number: u64,
+    record: &Record,
+    text: &str,
+) -> rusqlite::Result<()> {
     let sql = "INSERT OR REPLACE INTO parcel_records (session, no, record) VALUES (?1, ?2, ?3)";
-    conn.prepare_cached(sql)?.execute(params![session.as_str(), no.cast_signed(), text])?;
+    conn.prepare_cached(sql)?.execute(params![session.as_str(), number.cast_signed(), text])?;
     if let Record::Thread(thread) = record {
         let sql = "INSERT OR IGNORE INTO parcel_threads (id, session) VALUES (?1, ?2)";
         conn.prepare_cached(sql)?.execute([thread.id.as_str(), session.as_str()])?;
@@ -358,10 +364,10 @@ fn pack(conn: &Connection, session: &ThreadId, origin: &Origin, peer: &[u8], now
         return Ok(Err(Error::Moving));
     }
     begin(conn, session, ParcelState::Leaving, peer, now)?;
-    let mut no = 0;
+    let mut number = 0;
     let packed = read(conn, session, origin, now, &mut |record| {
-        add(conn, session, no, record, &record.write())?;
-        no += 1;
+        add(conn, session, number, record, &record.write())?;
+        number += 1;
         Ok(())
     })?;
     let key = heads::key_of(conn, session)?;
@@ -447,8 +453,8 @@ impl Transfer for SqliteStore {
             if state(conn, &session)? != Some(ParcelState::Arriving) {
                 return Ok(Err(Error::NoThread));
             }
-            for (no, text) in (first..).zip(&records) {
-                add(conn, &session, no, &parse(text)?, text)?;
+            for (number, text) in (first..).zip(&records) {
+                add(conn, &session, number, &parse(text)?, text)?;
             }
             Ok(Ok(()))
         })

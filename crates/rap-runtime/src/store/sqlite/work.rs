@@ -205,7 +205,7 @@ fn work_key(kind: WorkKind, row: &Row<'_>) -> rusqlite::Result<WorkKey> {
     Ok(match kind {
         WorkKind::Ask => WorkKey::Ask { thread, turn: row.get::<_, i64>(1)?.unsigned_abs() },
         WorkKind::Invoke => WorkKey::Invoke { thread, call: call_id(row, 1)? },
-        WorkKind::Answer => WorkKey::Answer { thread, no: row.get::<_, i64>(1)?.unsigned_abs() },
+        WorkKind::Answer => WorkKey::Answer { thread, number: row.get::<_, i64>(1)?.unsigned_abs() },
         WorkKind::Check => WorkKey::Check { thread, call: call_id(row, 1)? },
     })
 }
@@ -246,7 +246,7 @@ pub(super) fn load(
             load_question(conn, loaded, *turn, now)?.map(|work| Work::Ask(Box::new(work)))
         }
         WorkKey::Invoke { call, .. } => load_invocation(conn, loaded, call, now)?.map(Work::Invoke),
-        WorkKey::Answer { no, .. } => load_answer(conn, secrets, loaded, *no, now)?.map(Work::Answer),
+        WorkKey::Answer { number, .. } => load_answer(conn, secrets, loaded, *number, now)?.map(Work::Answer),
         WorkKey::Check { call, .. } => load_check(conn, loaded, call)?.map(Work::Check),
     };
     Ok(work)
@@ -261,10 +261,10 @@ fn is_stored(conn: &Connection, key: &WorkKey) -> rusqlite::Result<bool> {
             let mut calls = conn.prepare_cached("SELECT 1 FROM calls WHERE thread = ?1 AND id = ?2")?;
             calls.exists(params![thread, call.as_str()])
         }
-        WorkKey::Answer { no, .. } => {
+        WorkKey::Answer { number, .. } => {
             let mut questions =
                 conn.prepare_cached("SELECT 1 FROM questions WHERE thread = ?1 AND no = ?2")?;
-            questions.exists(params![thread, no.cast_signed()])
+            questions.exists(params![thread, number.cast_signed()])
         }
     }
 }
@@ -320,19 +320,19 @@ fn load_answer(
     conn: &Connection,
     secrets: &Key,
     loaded: Loaded,
-    no: u64,
+    number: u64,
     now: Timestamp,
 ) -> rusqlite::Result<Option<AnswerWork>> {
     let thread = loaded.thread;
     let sql = "SELECT call, body, answer, attempts, answered_at, server FROM questions \
                WHERE thread = ?1 AND no = ?2 AND answer_at IS NOT NULL AND (attempts = 0 OR answer_at <= ?3)";
     let mut statement = conn.prepare_cached(sql)?;
-    let mut rows = statement.query(params![thread.key, no.cast_signed(), now.0])?;
+    let mut rows = statement.query(params![thread.key, number.cast_signed(), now.0])?;
     let Some(row) = rows.next()? else { return Ok(None) };
-    let question = decrypt_question(secrets, &thread, no, row.get_ref(1)?.as_blob()?)?;
+    let question = decrypt_question(secrets, &thread, number, row.get_ref(1)?.as_blob()?)?;
     let StoredQuestion::Choice { response_url: Some(response_url), .. } = question else { return Ok(None) };
     Ok(Some(AnswerWork {
-        no,
+        number,
         call: call_id(row, 0)?,
         server: row.get(5)?,
         response_url: ResponseUrl::new(response_url).map_err(unreadable)?,
@@ -392,9 +392,9 @@ pub(super) fn postpone(
                        WHERE thread = ?1 AND id = ?2 AND state = 0 AND invoke_at IS NOT NULL";
             conn.prepare_cached(sql)?.execute(params![thread, call.as_str(), at.0, attempts, outcome])?;
         }
-        WorkKey::Answer { thread, no } => {
+        WorkKey::Answer { thread, number } => {
             let sql = "UPDATE questions SET answer_at = ?3, attempts = ?4 WHERE thread = ?1 AND no = ?2";
-            conn.prepare_cached(sql)?.execute(params![thread, no.cast_signed(), at.0, attempts])?;
+            conn.prepare_cached(sql)?.execute(params![thread, number.cast_signed(), at.0, attempts])?;
         }
         // A check that failed is due again after the usual pause.
         WorkKey::Check { thread, call } => {
@@ -414,9 +414,9 @@ pub(super) fn redirect(conn: &Connection, key: &WorkKey, destination: &str) -> r
 }
 
 pub(super) fn answer_delivered(conn: &Connection, key: &WorkKey, attempts: u32) -> rusqlite::Result<()> {
-    if let WorkKey::Answer { thread, no } = key {
+    if let WorkKey::Answer { thread, number } = key {
         let sql = "UPDATE questions SET answer_at = NULL, attempts = ?3 WHERE thread = ?1 AND no = ?2";
-        conn.prepare_cached(sql)?.execute(params![thread, no.cast_signed(), attempts])?;
+        conn.prepare_cached(sql)?.execute(params![thread, number.cast_signed(), attempts])?;
     }
     Ok(())
 }
@@ -476,7 +476,7 @@ pub(super) fn due_messages(
         match message(row) {
             // An unreadable message must not block the others.
             Err(error) if is_row_error(&error) => {
-                tracing::error!(no = row.get::<_, i64>(0)?, %error, "a message between threads cannot be read");
+                tracing::error!(number = row.get::<_, i64>(0)?, %error, "a message between threads cannot be read");
             }
             message => messages.push(message?),
         }

@@ -34,18 +34,20 @@ impl StepWriter<'_> {
     pub(super) fn write(&self, write: &Write) -> rusqlite::Result<Option<Arc<Thread>>> {
         match write {
             Write::Append { seq, entry } => self.append(self.thread.key, *seq, entry)?,
-            Write::Hold { queue, no, entry } => self.hold(*queue, *no, entry)?,
+            Write::Hold { queue, number, entry } => self.hold(*queue, *number, entry)?,
             Write::Release { queue, first, count, seq } => self.release(*queue, *first, *count, *seq)?,
             Write::Open(call) => self.open(call)?,
             Write::Approve(call) => self.approve(call)?,
             Write::Settle { call, state } => self.settle(call, *state)?,
-            Write::Question { no, call, question } => self.question(*no, call, question)?,
-            Write::Answer { no, selected } => self.answer(*no, *selected)?,
+            Write::Question { number, call, question } => self.question(*number, call, question)?,
+            Write::Answer { number, selected } => self.answer(*number, *selected)?,
             Write::DropQuestions { call } => self.drop_questions(call)?,
             Write::View { server, view_type, content } => self.view(&server.0, view_type, content)?,
             Write::Timer { call, at } => self.timer(call, *at)?,
-            Write::RecordEventId { call, event, no, forget } => self.mark(call, event, *no, *forget)?,
-            Write::Backlog { call, no, entry } => self.backlog(call, *no, entry)?,
+            Write::RecordEventId { call, event, number, forget } => {
+                self.mark(call, event, *number, *forget)?
+            }
+            Write::Backlog { call, number, entry } => self.backlog(call, *number, entry)?,
             Write::DropBacklog { call } => self.drop_backlog(call)?,
             Write::Spawn(spawn) => return self.spawn(spawn).map(Some),
             Write::Send { to, message } => self.send(to, message)?,
@@ -77,9 +79,9 @@ impl StepWriter<'_> {
         Ok(())
     }
 
-    fn hold(&self, queue: Queue, no: u64, entry: &Entry) -> rusqlite::Result<()> {
+    fn hold(&self, queue: Queue, number: u64, entry: &Entry) -> rusqlite::Result<()> {
         let sql = "INSERT INTO held (thread, queue, no, body) VALUES (?1, ?2, ?3, ?4)";
-        let row = params![self.thread.key, queue_number(queue), no.cast_signed(), to_json(entry)];
+        let row = params![self.thread.key, queue_number(queue), number.cast_signed(), to_json(entry)];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
@@ -162,20 +164,20 @@ impl StepWriter<'_> {
         Ok(())
     }
 
-    fn question(&self, no: u64, call: &CallId, question: &NewQuestion) -> rusqlite::Result<()> {
-        let sealed = stored::encrypt_question(self.key, self.thread, no, question);
+    fn question(&self, number: u64, call: &CallId, question: &NewQuestion) -> rusqlite::Result<()> {
+        let sealed = stored::encrypt_question(self.key, self.thread, number, question);
         let sql = "INSERT OR REPLACE INTO questions (thread, no, call, body, asked_at, root, user_id, server) \
                    VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, \
                    coalesce((SELECT server FROM calls WHERE thread = ?1 AND id = ?3), ''))";
         let Thread { key, session, .. } = self.thread;
-        let row = params![key, no.cast_signed(), call.as_str(), sealed, self.now.0, session, self.user()];
+        let row = params![key, number.cast_signed(), call.as_str(), sealed, self.now.0, session, self.user()];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
 
-    fn answer(&self, no: u64, selected: usize) -> rusqlite::Result<()> {
+    fn answer(&self, number: u64, selected: usize) -> rusqlite::Result<()> {
         let sql = "UPDATE questions SET answer = ?3, answered_at = ?4, answer_at = ?4 WHERE thread = ?1 AND no = ?2";
-        let row = params![self.thread.key, no.cast_signed(), selected as i64, self.now.0];
+        let row = params![self.thread.key, number.cast_signed(), selected as i64, self.now.0];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }
@@ -214,9 +216,9 @@ impl StepWriter<'_> {
         Ok(())
     }
 
-    fn mark(&self, call: &CallId, event: &EventId, no: u64, forget: u64) -> rusqlite::Result<()> {
+    fn mark(&self, call: &CallId, event: &EventId, number: u64, forget: u64) -> rusqlite::Result<()> {
         let sql = "INSERT OR IGNORE INTO seen (thread, call, event, at, no) VALUES (?1, ?2, ?3, ?4, ?5)";
-        let row = params![self.thread.key, call.as_str(), event.as_str(), self.now.0, no.cast_signed()];
+        let row = params![self.thread.key, call.as_str(), event.as_str(), self.now.0, number.cast_signed()];
         self.conn.prepare_cached(sql)?.execute(row)?;
         if forget > 0 {
             // Many can be over the limit, for example after the limit was lowered.
@@ -228,9 +230,9 @@ impl StepWriter<'_> {
         Ok(())
     }
 
-    fn backlog(&self, call: &CallId, no: u64, entry: &Entry) -> rusqlite::Result<()> {
+    fn backlog(&self, call: &CallId, number: u64, entry: &Entry) -> rusqlite::Result<()> {
         let sql = "INSERT INTO backlog (thread, call, no, body) VALUES (?1, ?2, ?3, ?4)";
-        let row = params![self.thread.key, call.as_str(), no.cast_signed(), to_json(entry)];
+        let row = params![self.thread.key, call.as_str(), number.cast_signed(), to_json(entry)];
         self.conn.prepare_cached(sql)?.execute(row)?;
         Ok(())
     }

@@ -16,18 +16,18 @@ pub(crate) async fn an_alert_is_stored_with_its_step_and_claimed_by_one_attempt(
         let claimed = fixture.store.claim_alerts(ALERTS, now, until, 1).await.unwrap();
         let shown: Vec<_> =
             claimed.alerts.iter().map(|alert| (alert.thread.to_string(), alert.attempts)).collect();
-        (shown, claimed.alerts.first().map(|alert| alert.no), claimed.next)
+        (shown, claimed.alerts.first().map(|alert| alert.number), claimed.next)
     };
-    let (first, no, _) = claim(&fixture, 10, 30).await;
+    let (first, number, _) = claim(&fixture, 10, 30).await;
     assert_eq!(first, [("a".to_owned(), 1)]);
     assert_eq!(claim(&fixture, 10, 30).await.0, [("b".to_owned(), 1)]);
     let (none, _, next) = claim(&fixture, 10, 30).await;
     assert_eq!((none.len(), next), (0, Some(START.plus(seconds(30)))));
     // One is accepted, and the attempt to send the other is lost.
-    fixture.store.settle_alert(no.unwrap(), None).await.unwrap();
-    let (again, no, _) = claim(&fixture, 31, 50).await;
+    fixture.store.settle_alert(number.unwrap(), None).await.unwrap();
+    let (again, number, _) = claim(&fixture, 31, 50).await;
     assert_eq!(again, [("b".to_owned(), 2)]);
-    fixture.store.settle_alert(no.unwrap(), Some(START.plus(seconds(40)))).await.unwrap();
+    fixture.store.settle_alert(number.unwrap(), Some(START.plus(seconds(40)))).await.unwrap();
     assert_eq!(claim(&fixture, 39, 60).await.0.len(), 0);
     assert_eq!(claim(&fixture, 40, 60).await.0, [("b".to_owned(), 3)]);
     fixture.store.expire_alerts(START.plus(seconds(1000))).await.unwrap();

@@ -1,4 +1,4 @@
-//! Damaged rows: a damaged thread is set aside, all others go on, and the doctor finds the damage.
+//! Damaged rows: a damaged thread is set aside, all others continue, and the doctor finds the damage.
 
 use rap_agent::{Input, Item, Phase, Seq};
 
@@ -40,9 +40,9 @@ pub(crate) async fn a_thread_that_was_set_aside_is_failed_until_its_next_step(da
 
 /// Deletes an entry, or replaces its body.
 fn damage_entry(fixture: &Fixture, thread: &Thread, seq: Seq, body: Option<&str>) {
-    let no = thread.key.number();
+    let number = thread.key.number();
     let (sqlite, postgres) =
-        (format!("key = ({no} << 32) + {seq}"), format!("thread = {no} AND seq = {seq}"));
+        (format!("key = ({number} << 32) + {seq}"), format!("thread = {number} AND seq = {seq}"));
     let change = match body {
         None => "DELETE FROM entries".to_owned(),
         Some(body) => format!("UPDATE entries SET body = '{body}'"),

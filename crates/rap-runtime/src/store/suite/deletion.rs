@@ -107,7 +107,7 @@ pub(crate) async fn a_deleted_session_is_hidden_at_once_and_leaves_no_row(databa
     assert!(matches!(fixture.send(fork("root", "fork")).await, Err(Error::NoThread)));
     let packed = fixture.store.pack(&id("root"), &origin(), vec![1]).await;
     assert!(matches!(packed, Err(Error::NoThread)), "{packed:?}");
-    // It goes on after a restart.
+    // It continues after a restart.
     let fixture = fixture.reopen().await;
     finish(&fixture).await;
     assert_eq!(rows(&fixture), before);

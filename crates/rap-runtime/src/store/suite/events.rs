@@ -80,7 +80,7 @@ pub(crate) async fn event_ids_are_bounded_and_the_oldest_are_dropped(database: B
         .into_iter()
         .flat_map(|committed| committed.step.writes)
         .filter_map(|write| match write {
-            Write::RecordEventId { no, forget, .. } => Some((no, forget)),
+            Write::RecordEventId { number, forget, .. } => Some((number, forget)),
             _ => None,
         })
         .collect();

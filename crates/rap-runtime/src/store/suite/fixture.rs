@@ -84,7 +84,7 @@ pub(crate) struct Fixture {
 
 /// Base of the callback URLs of new calls.
 pub(crate) const CALLBACK_BASE: &str = "http://127.0.0.1:7420";
-/// Destination that hears of closed threads.
+/// Destination that gets alerts about closed threads.
 pub(crate) const ALERTS: &str = "hook";
 
 pub(crate) fn rules(limits: Limits) -> StepSettings {

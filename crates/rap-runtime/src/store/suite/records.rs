@@ -154,6 +154,8 @@ pub(crate) async fn deliveries_are_listed_newest_first(database: Box<dyn Databas
     assert_eq!(all.rows.iter().map(|row| row.id.clone()).collect::<Vec<_>>(), ids);
     let newest = &all.rows[0];
     assert_eq!((newest.attempts, newest.detail.as_str(), &newest.thread), (2, "another reason", &None));
+    let details: Vec<&str> = newest.last_attempts.iter().map(|attempt| attempt.detail.as_str()).collect();
+    assert_eq!(details, ["503 of its server", "another reason"]);
     let (mut pages, mut before) = (Vec::new(), None);
     loop {
         let page = list(None, None, before, 2).await;
@@ -175,6 +177,27 @@ pub(crate) async fn deliveries_are_listed_newest_first(database: Box<dyn Databas
     assert_eq!(list(None, None, None, 10).await.rows.len(), 5);
     fixture.store.prune(START, fixture.now()).await.unwrap();
     assert_eq!(list(None, None, None, 10).await.rows.len(), 0);
+}
+
+/// The last attempts of a delivery are kept, each with its time.
+pub(crate) async fn attempts_of_a_delivery_are_kept(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    fixture.create("a", Some("hello")).await;
+    fixture.call("a", &[SERVER]).await;
+    let first = record(&fixture, "a", DeliveryKind::Invocation, DeliveryOutcome::Retrying).await;
+    let mut ids = Vec::new();
+    for attempts in 1..=40 {
+        fixture.clock.pass(seconds(1));
+        let detail = format!("attempt\n{attempts}");
+        let again = DeliveryRecord { attempts, detail, at: fixture.now(), ..first.clone() };
+        ids = fixture.store.record_deliveries(vec![again]).await.unwrap();
+    }
+    let delivery = fixture.store.delivery(&ids[0], &Visibility::All).await.unwrap().unwrap();
+    assert_eq!((delivery.attempts, delivery.detail.as_str()), (40, "attempt 40"));
+    let details: Vec<String> = delivery.last_attempts.iter().map(|attempt| attempt.detail.clone()).collect();
+    assert_eq!(details, (9..=40).map(|number| format!("attempt {number}")).collect::<Vec<_>>());
+    let at = |index: usize| delivery.last_attempts[index].at;
+    assert_eq!((at(0).plus(seconds(31)), at(31)), (delivery.last_at, delivery.last_at));
 }
 
 pub(crate) async fn a_retried_delivery_ends_with_its_call(database: Box<dyn Database>) {

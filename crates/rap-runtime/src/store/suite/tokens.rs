@@ -165,7 +165,7 @@ pub(crate) async fn every_listing_of_a_user_has_the_rows_of_that_user_only(datab
     one_by_one(&fixture, &deliveries).await;
 }
 
-/// Reads threads and deliveries of one user with the eyes of the other.
+/// Reads threads and deliveries of one user as the other user.
 async fn one_by_one(fixture: &Fixture, deliveries: &[Vec<String>]) {
     let (store, ann) = (&fixture.store, of("ann"));
     assert!(store.thread(&id("ann_calls"), &ann).await.is_ok());

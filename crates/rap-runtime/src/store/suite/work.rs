@@ -71,7 +71,7 @@ async fn create_work(fixture: &Fixture, kind: WorkKind, thread: &str, count: usi
                 fixture.send_inputs(vec![(thread, requested), (thread, chosen)]).await;
             }
             let questions = fixture.head(thread).await;
-            questions.questions().iter().map(|q| WorkKey::Answer { thread: key, no: q.no }).collect()
+            questions.questions().iter().map(|q| WorkKey::Answer { thread: key, number: q.number }).collect()
         }
         WorkKind::Check => unreachable!("checks are not created here"),
     }
@@ -365,8 +365,8 @@ pub(crate) async fn work_is_loaded_with_everything_an_attempt_needs(database: Bo
     fixture.clock.pass(seconds(5));
     let Some(Work::Answer(work)) = load(&answers[1]).await else { panic!("the work is not due") };
     assert_eq!(work.response_url.expose(), format!("{SERVER}/answers/1"));
-    let WorkKey::Answer { no, .. } = answers[1] else { panic!("not an answer") };
-    assert_eq!((work.no, work.selected, work.attempts, work.since), (no, 1, 0, asked_at));
+    let WorkKey::Answer { number, .. } = answers[1] else { panic!("not an answer") };
+    assert_eq!((work.number, work.selected, work.attempts, work.since), (number, 1, 0, asked_at));
     assert_eq!(work.call, fixture.head("answers").await.batch()[0].id);
     assert_eq!(work.thread.id.as_str(), "answers");
 }
@@ -415,12 +415,12 @@ pub(crate) async fn settled_or_postponed_work_is_not_loaded(database: Box<dyn Da
         let key = fixture.key(thread).await;
         let head = fixture.head(thread).await;
         let call = head.batch()[0].id.clone();
-        let no = head.questions().first().map_or(0, |question| question.no);
+        let number = head.questions().first().map_or(0, |question| question.number);
         fixture.send_input(thread, result(&call, "done")).await.unwrap();
         assert!(!is_due(&WorkKey::Invoke { thread: key, call }).await);
-        assert!(!is_due(&WorkKey::Answer { thread: key, no }).await);
+        assert!(!is_due(&WorkKey::Answer { thread: key, number }).await);
         // Postponing an attempt that was in progress meanwhile does not make the work due again.
-        let work = WorkKey::Answer { thread: key, no };
+        let work = WorkKey::Answer { thread: key, number };
         fixture.store.postpone(&work, fixture.now(), 2, "503".into()).await.unwrap();
         assert!(!is_due(&work).await);
     }

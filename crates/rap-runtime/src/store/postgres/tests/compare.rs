@@ -116,7 +116,7 @@ impl Twins {
         self.send(to(root, Input::Choose { call, selected: Some(0) })).await;
     }
 
-    /// Closes the root threads, which people hear of.
+    /// Closes the root threads, which causes alerts.
     async fn close(&mut self) {
         for root in self.roots.clone() {
             self.send(to(&root, Input::Close)).await;
@@ -383,7 +383,7 @@ impl Twins {
                     match key {
                         WorkKey::Ask { turn, .. } => format!("{name} asks {turn}"),
                         WorkKey::Invoke { call, .. } => format!("{name} invokes {call}"),
-                        WorkKey::Answer { no, .. } => format!("{name} answers {no}"),
+                        WorkKey::Answer { number, .. } => format!("{name} answers {number}"),
                         WorkKey::Check { call, .. } => format!("{name} checks {call}"),
                     }
                 };

@@ -239,7 +239,7 @@ async fn one_node_at_a_time_is_the_host_of_a_tool_server_that_nodes_start() {
     expire(&shared.database, &one);
     assert!(other.renew().await.peer_gone);
     assert!(other.load(&first).await.is_some());
-    // The first node is back. It is no host any more, and its claims on work of the server end.
+    // The first node is back. It is no longer the host, and its claims on work of the server end.
     assert!(one.renew().await.lapsed);
     assert_eq!(hosts(), (false, true));
     assert_eq!(shared.database.sql("SELECT count(*) FROM calls WHERE claim IS NULL"), "1");

@@ -220,7 +220,6 @@ async fn a_step_that_does_not_fit_on_disk_is_refused_and_a_smaller_one_is_applie
     assert_eq!(fixture.texts("thread").await, ["small", &large]);
 }
 
-/// Returns the rows of a thread.
 fn of(rows: &[String], thread: i64) -> Vec<String> {
     let mine = |row: &&String| {
         let (table, values) = row.split_once(" [Integer(").unwrap_or_default();

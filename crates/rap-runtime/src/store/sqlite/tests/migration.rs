@@ -17,13 +17,13 @@ fn head(phase: &str, more: &str) -> String {
     )
 }
 
-fn thread(conn: &Connection, no: i64, name: &str, root: i64, ask: Option<i64>, head: &str) {
+fn thread(conn: &Connection, number: i64, name: &str, root: i64, ask: Option<i64>, head: &str) {
     let sql = "INSERT INTO threads (no, id, parent, source, root, born_at, ancestors, incarnation, agent, created_at, \
                updated_at, version, status, ask, head) \
                VALUES (?1, ?2, ?3, ?3, ?4, 0, ?5, ?6, 'default', ?7, ?7, 4, 'running', ?8, ?9)";
-    let parent = (root != no).then_some(root);
-    let ancestors = if root == no { "[]" } else { "[\"root\"]" };
-    let row = params![no, name, parent, root, ancestors, 100 + no, START.0 - 1000, ask, head];
+    let parent = (root != number).then_some(root);
+    let ancestors = if root == number { "[]" } else { "[\"root\"]" };
+    let row = params![number, name, parent, root, ancestors, 100 + number, START.0 - 1000, ask, head];
     conn.execute(sql, row).unwrap();
     for (seq, body) in [
         (1, r#"{"at":5,"kind":"user","text":"hello"}"#),
@@ -33,14 +33,14 @@ fn thread(conn: &Connection, no: i64, name: &str, root: i64, ask: Option<i64>, h
         ),
     ] {
         let sql = "INSERT INTO entries (key, body) VALUES (?1, ?2)";
-        conn.execute(sql, params![(no << 32) + seq, body]).unwrap();
+        conn.execute(sql, params![(number << 32) + seq, body]).unwrap();
     }
 }
 
-fn call(conn: &Connection, no: i64, call: &str, state: i64, invoke_at: Option<i64>, attempts: i64) {
+fn call(conn: &Connection, number: i64, call: &str, state: i64, invoke_at: Option<i64>, attempts: i64) {
     let sql = "INSERT INTO calls (thread, id, state, name, server, seq, since, invoke_at, attempts) \
                VALUES (?1, ?2, ?3, 'tool', ?4, 2, 7, ?5, ?6)";
-    conn.execute(sql, params![no, call, state, SERVER, invoke_at, attempts]).unwrap();
+    conn.execute(sql, params![number, call, state, SERVER, invoke_at, attempts]).unwrap();
 }
 
 fn mark(conn: &Connection, call: &str, event: &str, at: i64) {
@@ -112,7 +112,7 @@ async fn the_work_of_a_first_release_database_continues() {
     // From now on the callback URL is stored with the call.
     assert_eq!(invoke.callback_base.as_deref(), Some(CALLBACK_BASE));
     let due = fixture.due(WorkKind::Answer, SERVER).await;
-    assert_eq!(due, [(root.session, WorkKey::Answer { thread: child.key, no: 1 })]);
+    assert_eq!(due, [(root.session, WorkKey::Answer { thread: child.key, number: 1 })]);
     let Some(Work::Answer(answer_work)) = fixture.store.load_work(&due[0].1, fixture.now()).await.unwrap()
     else {
         panic!("the work is not due")
