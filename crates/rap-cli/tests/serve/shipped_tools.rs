@@ -119,9 +119,8 @@ async fn a_thread_that_is_closed_while_the_result_waits_leaves_no_process() {
     let rap = Setup::new().tool_lines("run = \"shell\"").start();
     let (thread, mark) = (open(&rap).await, mark());
     let workspaces = rap.directory().join("rap-data/shell/threads");
-    let command = format!(
-        "setsid sleep {mark} & (while :; do echo x; sleep 0.02; done) & echo $$ > new; mv new pid"
-    );
+    let command =
+        format!("setsid sleep {mark} & (while :; do echo x; sleep 0.02; done) & echo $$ > new; mv new pid");
     rap.say(&thread, &format!("call run_command {}", json!({"command": command}))).await;
     let shell = until("the shell", async || {
         allow(&rap, &thread).await;

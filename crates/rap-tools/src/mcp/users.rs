@@ -161,8 +161,7 @@ impl Server {
         user: String,
     ) -> Result<(Connected, Session), NotConnected> {
         let connected = self.connect_to(url.as_str(), Some(token)).await?;
-        let session =
-            Session { token: Some(token.clone()), user: Some(user), ..connected.session(self) };
+        let session = Session { token: Some(token.clone()), user: Some(user), ..connected.session(self) };
         self.update(&session, connected.hints()).await?;
         Ok((connected, session))
     }

@@ -43,7 +43,8 @@ impl UserTools {
         self.users.retain(|_, read| now.saturating_sub(read.at) < COUNTS_FOR.as_secs());
         self.users.insert(user.to_owned(), Read { at: now, tools });
         while self.users.len() > USERS {
-            let Some(oldest) = self.users.iter().min_by_key(|(_, read)| read.at).map(|(user, _)| user.clone())
+            let Some(oldest) =
+                self.users.iter().min_by_key(|(_, read)| read.at).map(|(user, _)| user.clone())
             else {
                 break;
             };
