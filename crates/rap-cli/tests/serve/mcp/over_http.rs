@@ -212,8 +212,9 @@ async fn what_one_user_has_is_not_told_to_another() {
     let name = resources.split_once("diary of ").unwrap_or_else(|| panic!("{resources}")).1.to_owned();
     let prompts = call(&rap, &ann, "list_prompts", json!({})).await;
     assert!(prompts.contains("greet (who)") && prompts.contains(&format!("letter_of_{name}")), "{prompts}");
-    let uri = json!({"uri": format!("note://{name}")});
-    assert_eq!(call(&rap, &ann, "read_resource", uri).await, "the note");
+    let uri = format!("note://{name}");
+    let read = call(&rap, &ann, "read_resource", json!({"uri": uri})).await;
+    assert_eq!(read, format!("[resource {uri}]\nthe note"));
     assert_eq!(call(&rap, &ann, &format!("only_for_{name}"), json!({})).await, format!("for {name}"));
     let offered = server(&rap, "mcp:bad").await.to_string();
     for secret in ["diary", "note://", "letter_of", "greet"] {
