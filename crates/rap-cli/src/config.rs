@@ -232,6 +232,8 @@ pub enum ToolSource {
         program: ToolProgram,
         /// Bearer token that its callers send; `None` for one that is made at its first start.
         bearer: Option<Secret>,
+        /// Time in which it has to name its port.
+        start_timeout: Duration,
     },
 }
 
