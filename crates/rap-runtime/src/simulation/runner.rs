@@ -28,6 +28,8 @@ use crate::store::sqlite::Inline;
 
 /// Simulated time within which all threads must become idle.
 const IDLE_WITHIN: Duration = Duration::from_secs(6 * 3600);
+/// Time by which the clock is set back at the end of some runs.
+const SET_BACK: Duration = Duration::from_secs(24 * 3600);
 /// Maximum number of processes in a run.
 const PROCESSES: usize = 60;
 
@@ -187,6 +189,11 @@ async fn run_actions(
         let mut state = sim.state();
         state.chaos_over = true;
         state.note(|| "chaos is over".into());
+        if state.set_back.is_zero() && state.rng.percent(30) {
+            // No pause becomes longer, so all threads become idle within the same time.
+            state.set_back = SET_BACK;
+            state.note(|| "the clock was set back".into());
+        }
         state.now()
     };
     let mut idle_rounds = 0;

@@ -54,6 +54,8 @@ pub(super) struct State {
     keeps_actions: bool,
     /// Simulated time at the start of the process, and the tokio instant of the start. `None` between processes.
     clock: (Timestamp, Option<Instant>),
+    /// Time by which the wall clock was set back.
+    pub(super) set_back: Duration,
 }
 
 /// Probabilities in a run, in percent unless stated otherwise.
@@ -120,6 +122,7 @@ impl Sim {
             actions: Vec::new(),
             keeps_actions,
             clock: (Timestamp(1_000_000_000), None),
+            set_back: Duration::ZERO,
             rng,
         };
         Arc::new(Sim { state: Mutex::new(state), crash: Notify::new(), send_queue_changed: Notify::new() })
@@ -183,6 +186,11 @@ impl State {
     pub(super) fn now(&self) -> Timestamp {
         let (base, start) = self.clock;
         start.map_or(base, |start| base.plus(start.elapsed()))
+    }
+
+    /// Returns the time that the process reads, which may have been set back.
+    pub(super) fn wall_clock(&self) -> Timestamp {
+        self.now().minus(self.set_back)
     }
 
     /// Starts the clock of a new process at the time at which the last one ended.

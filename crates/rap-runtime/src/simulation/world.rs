@@ -40,7 +40,7 @@ struct SimWorld {
 
 impl Clock for SimWorld {
     fn now(&self) -> Timestamp {
-        self.sim.state().now()
+        self.sim.state().wall_clock()
     }
 }
 
