@@ -19,6 +19,7 @@ mod fleet;
 mod listing;
 mod message_queue;
 pub(crate) mod postgres;
+pub(crate) mod raw_rows;
 pub(crate) mod sqlite;
 pub(crate) mod stored;
 #[cfg(test)]

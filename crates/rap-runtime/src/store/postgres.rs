@@ -22,6 +22,7 @@ mod listings;
 mod migrate;
 mod nodes;
 mod outcome;
+mod raw_rows;
 mod signals;
 mod statement;
 #[cfg(test)]
@@ -67,6 +68,7 @@ pub use migrate::PostgresError;
 pub(crate) use migrate::{KNOWN, Prepared, prepare_blocking};
 pub(crate) use nodes::NodeSettings;
 use nodes::{Membership, NodeNumber};
+pub(crate) use raw_rows::RawRows;
 use signals::Signals;
 use statement::{BEGIN_READ, Statement};
 pub(crate) use writer::Time;

@@ -7,6 +7,7 @@
 mod access;
 mod alerts;
 mod apply;
+mod backup;
 mod cache;
 mod counts;
 mod deletion;
@@ -17,6 +18,7 @@ mod heads;
 mod history;
 mod listings;
 mod prune;
+mod raw_rows;
 mod search;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -57,6 +59,8 @@ use access::Access;
 #[cfg(test)]
 pub(crate) use access::{CommitFault, Inline, Observed, ObservedOutcome};
 use apply::{Applier, Context};
+pub(crate) use backup::copy_snapshot;
+pub(crate) use raw_rows::RawRows;
 pub(crate) use transfer::SqliteReader;
 
 pub(crate) const MIGRATIONS: &[&str] = &[

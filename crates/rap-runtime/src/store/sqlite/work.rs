@@ -593,7 +593,9 @@ mod tests {
     use rusqlite::Statement;
 
     use super::*;
+    use crate::store::sqlite::prune::DELETE_EVENT_IDS;
     use crate::store::sqlite::tests::database;
+    use crate::store::sqlite::writes::FORGET_EVENT_IDS;
 
     fn plan(conn: &Connection, sql: &str) -> Vec<String> {
         let mut statement = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
@@ -635,6 +637,18 @@ mod tests {
             let plan = plan(&conn, sql);
             let searched = plan[0].starts_with("SEARCH ") && plan[0].contains(&format!("INDEX {index} ("));
             assert!(searched && plan.len() == 1, "{sql}: {plan:?}");
+        }
+    }
+
+    /// The time to delete event ids does not depend on how many a thread has.
+    #[test]
+    fn event_ids_are_deleted_by_an_index_without_sorting() {
+        let conn = database();
+        for sql in [FORGET_EVENT_IDS, DELETE_EVENT_IDS] {
+            let plan = plan(&conn, sql);
+            let scans = plan.iter().any(|step| step.starts_with("SCAN ") || step.contains("TEMP B-TREE"));
+            let found = plan.iter().any(|step| step.contains("INDEX seen_no ("));
+            assert!(found && !scans, "{sql}: {plan:?}");
         }
     }
 }
