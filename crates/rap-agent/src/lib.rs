@@ -24,6 +24,7 @@ mod budget;
 mod built_in;
 mod callback;
 mod children;
+mod clock;
 mod closing;
 mod entry;
 mod facts;

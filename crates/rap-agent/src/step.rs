@@ -32,6 +32,7 @@ pub fn step(
     }
     let before = Attention::of(&head);
     let mut step = StepBuilder::new(head, facts, now, limits);
+    step.correct_times(&input);
     match input {
         Input::Begin { message: None } => {}
         Input::Begin { message: Some(message) } => {
@@ -93,6 +94,8 @@ pub(crate) struct StepBuilder<'a> {
     pub(crate) dropped: u8,
     /// Time of the first failure since the last success or the last action of the user.
     pub(crate) failing_since: Option<Timestamp>,
+    /// Calls whose timers were moved because the clock was set back.
+    pub(crate) moved_timers: Vec<CallId>,
     /// True if `facts.spending` has to be stored.
     spending_changed: bool,
 }
@@ -126,11 +129,13 @@ impl<'a> StepBuilder<'a> {
             limits,
             dropped,
             failing_since,
+            moved_timers: Vec::new(),
             spending_changed: false,
         }
     }
 
     fn finish(mut self) -> Step {
+        self.write_moved_timers();
         if let Some(spending) = self.facts.spending.filter(|_| self.spending_changed) {
             self.writes.push(Write::Spending(spending));
         }

@@ -44,19 +44,28 @@ const PAUSES: LongestPauses = LongestPauses {
 /// Difference between the wall clock and the time that has passed which does not count as a clock that was set back.
 const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
 
-/// The last check for pauses that have become too long.
-struct CheckedPauses {
+/// State of the check for pauses that have become too long.
+struct PauseCheck {
+    /// Time of the last look at the clock.
     at: (Timestamp, Instant),
-    /// False if there was no check yet, or if the last one failed.
-    complete: bool,
+    /// Timers that have to be looked at again; `None` if there is no reason for a check.
+    needed: Option<TimerCheck>,
+}
+
+/// Timers that may have been set before the clock was set back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TimerCheck {
+    /// Those of threads whose last step is in the future. The clock may have been set back while no process was running.
+    SetInFuture,
+    /// All of them. Since the clock was set back, some threads have made steps.
+    All,
 }
 
 impl Engine {
     pub(super) async fn run_clock(self: Arc<Self>) {
         let began = (self.now(), Instant::now());
         let mut prune_at = began.1 + PRUNE_EVERY;
-        // The clock may have been set back while no process was running.
-        let mut pauses = CheckedPauses { at: began, complete: false };
+        let mut pauses = PauseCheck { at: began, needed: Some(TimerCheck::SetInFuture) };
         loop {
             self.end_long_pauses(&mut pauses).await;
             // Anything that becomes due from now on may be missed by this pass, so it has to wake the clock.
@@ -85,35 +94,32 @@ impl Engine {
     }
 
     /// Ends pauses that have become too long because the clock was set back, and lets timers of threads start again.
-    async fn end_long_pauses(&self, checked: &mut CheckedPauses) {
+    async fn end_long_pauses(&self, check: &mut PauseCheck) {
         let (now, at) = (self.now(), Instant::now());
-        let expected = checked.at.0.plus(at - checked.at.1);
-        let was_set_back = now.plus(CLOCK_TOLERANCE) < expected;
-        checked.at = (now, at);
-        if checked.complete && !was_set_back {
-            return;
-        }
-        if was_set_back {
+        let expected = check.at.0.plus(at - check.at.1);
+        check.at = (now, at);
+        if now.plus(CLOCK_TOLERANCE) < expected {
+            check.needed = Some(TimerCheck::All);
             // The times of failures are in the future now.
             *self.outages() = Outages::default();
             tracing::warn!(seconds = expected.since(now).as_secs(), "the clock was set back");
         }
+        let Some(timers) = check.needed else { return };
         let ended = async {
             self.store.end_long_pauses(now, PAUSES).await?;
-            if was_set_back { self.recheck_timers().await } else { Ok(()) }
+            self.recheck_timers(timers).await
         };
-        let ended = ended.await;
-        checked.complete = ended.is_ok();
-        if let Err(error) = ended {
-            tracing::warn!(
+        match ended.await {
+            Ok(()) => check.needed = None,
+            Err(error) => tracing::warn!(
                 why = error.with_sources(),
                 "pauses may last too long after the clock was set back"
-            );
+            ),
         }
     }
 
-    /// Lets the rules look at all timers. They move those that were set before the clock was set back.
-    async fn recheck_timers(&self) -> Result<(), store::Error> {
+    /// Lets the rules look at timers. They move those that were set before the clock was set back.
+    async fn recheck_timers(&self, check: TimerCheck) -> Result<(), store::Error> {
         let mut page_request = PageRequest::first(ROWS);
         loop {
             let page = self.store.timers(&Visibility::All, page_request).await?;
@@ -124,7 +130,11 @@ impl Engine {
                 };
                 Message::new(Target::Id(timer.thread), input)
             };
-            let early = page.rows.into_iter().filter(|timer| timer.at > self.now());
+            let now = self.now();
+            let early = page
+                .rows
+                .into_iter()
+                .filter(|timer| timer.at > now && (check == TimerCheck::All || timer.set_by > now));
             let applied = self.store.apply(MessageClass::Internal, early.map(message).collect()).await;
             for error in applied.into_iter().filter_map(Result::err) {
                 if matches!(error, store::Error::Closed | store::Error::Unavailable(_)) {

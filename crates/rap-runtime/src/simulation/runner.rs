@@ -28,8 +28,6 @@ use crate::store::sqlite::Inline;
 
 /// Simulated time within which all threads must become idle.
 const IDLE_WITHIN: Duration = Duration::from_secs(6 * 3600);
-/// Time by which the clock is set back at the end of some runs.
-const SET_BACK: Duration = Duration::from_secs(24 * 3600);
 /// Maximum number of processes in a run.
 const PROCESSES: usize = 60;
 
@@ -176,7 +174,11 @@ async fn run_actions(
     let mut until_stop = stop;
     while *actions_left > 0 {
         *actions_left -= 1;
-        let pause = sim.state().next_action();
+        let pause = {
+            let mut state = sim.state();
+            state.change_clock();
+            state.next_action()
+        };
         sim.send_queue_changed.notify_one();
         tokio::time::sleep(pause).await;
         if until_stop == Some(0) {
@@ -189,11 +191,8 @@ async fn run_actions(
         let mut state = sim.state();
         state.chaos_over = true;
         state.note(|| "chaos is over".into());
-        if state.set_back.is_zero() && state.rng.percent(30) {
-            // No pause becomes longer, so all threads become idle within the same time.
-            state.set_back = SET_BACK;
-            state.note(|| "the clock was set back".into());
-        }
+        // No pause becomes longer than its kind ever is, so all threads become idle within the same time.
+        state.change_clock();
         state.now()
     };
     let mut idle_rounds = 0;

@@ -209,6 +209,7 @@ impl Store for SimStore {
         let done = self.store.acknowledge(calls, at).await;
         if done.is_ok() {
             let mut state = self.sim.state();
+            let at = state.simulated_time(at);
             known.iter().for_each(|(_, call)| state.checker.on_invocation_recorded(call, at));
         }
         self.sim.pause_or_crash().await;
@@ -219,7 +220,9 @@ impl Store for SimStore {
         self.sim.pause_or_crash().await;
         let done = self.store.record_check(thread, call, check).await;
         if done.is_ok() {
-            self.sim.state().checker.on_check_recorded(call, check);
+            let mut state = self.sim.state();
+            let at = state.simulated_time(check.checked_at);
+            state.checker.on_check_recorded(call, check, at);
         }
         self.sim.pause_or_crash().await;
         done

@@ -63,6 +63,8 @@ pub(super) struct ThreadTracker {
     pub(super) summary_prompt: Option<(u64, Seq)>,
     /// True if it, or one of its ancestors, was spawned for an event.
     pub(super) caused_by_event: bool,
+    /// True if the clock was set back since the thread was created.
+    pub(super) set_back: bool,
     /// Time since which model requests fail without an intervention by a person.
     failing: Option<Timestamp>,
     /// Order of arrival of inputs that may not overtake each other, by tag.
