@@ -66,11 +66,15 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
     let urls: Vec<_> =
         config.tool_servers.iter().filter_map(config::ToolServer::url).map(config::BaseUrl::to_url).collect();
     let settings = settings(config, bound, tool_servers)?;
+    let collector = settings.telemetry.as_ref().map(|telemetry| redact::url(&telemetry.url));
     let (url, database, servers) =
         (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());
     let runtime = Runtime::start(settings)?;
     tracing::info!(%url, %database, tool_servers = servers, "listening on {bound}");
     tracing::info!("the page for people is at {url}/");
+    if let Some(collector) = collector {
+        tracing::info!("traces are sent to {collector}");
+    }
     let idle = match lifetime {
         Lifetime::UntilIdle(period) => Some(runtime.idle_for(period)),
         Lifetime::UntilSignal | Lifetime::WhileStdinIsOpen => None,
@@ -247,6 +251,7 @@ pub fn settings(
         window,
         tool_servers,
         notify: config.notify,
+        telemetry: config.telemetry,
         retention: config.retention,
         functions: Vec::new(),
         url_policy: config.server.url_policy,

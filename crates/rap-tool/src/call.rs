@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use rap_io::secret_box::Key;
-use rap_protocol::{AuthUrl, CallId, ThreadId, UserId, limits};
+use rap_protocol::{AuthUrl, CallId, ThreadId, TraceContext, UserId, limits};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -43,6 +43,7 @@ struct Inner {
     offered: Arc<Offered>,
     ancestors: Box<[ThreadId]>,
     user_id: Option<UserId>,
+    trace: Option<TraceContext>,
     identity: [u8; 32],
     /// The last note of [`Call::save`].
     saved: Mutex<Option<Value>>,
@@ -131,6 +132,7 @@ impl Call {
             offered,
             ancestors: std::mem::take(&mut stored.ancestors).into(),
             user_id: stored.user_id.take(),
+            trace: stored.trace,
             identity: stored.identity,
             saved: Mutex::new(stored.cursor.clone().filter(|_| !stored.confirmed)),
         };
@@ -160,6 +162,12 @@ impl Call {
     /// Returns the end user on whose behalf the call is made, or `None` if the runtime did not name one.
     pub fn user_id(&self) -> Option<&UserId> {
         self.inner.user_id.as_ref()
+    }
+
+    /// Returns the `traceparent` of the invocation (W3C Trace Context), to be passed on to other services. `None` if the runtime
+    /// sent none. The server itself sends it back with the callbacks of the call.
+    pub fn traceparent(&self) -> Option<String> {
+        self.inner.trace.map(|trace| trace.to_string())
     }
 
     /// Returns the time of the server's clock, which is virtual in a [`TestRuntime`](crate::TestRuntime).

@@ -91,7 +91,7 @@ impl Engine {
         let row = self.store.thread(&alert.thread, &Visibility::All).await.ok();
         let body = self.alert_body(&alert, row.as_ref());
         let key = destination.key();
-        let to = To { url: &destination.url, credentials_of: Some(&key) };
+        let to = To::new(&destination.url, Some(&key));
         let sent = self.world.http.post(MessageKind::Alert, to, body).await;
         let now = self.now();
         let attempt =

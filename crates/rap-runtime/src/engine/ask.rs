@@ -1,7 +1,7 @@
 //! Requests to the model. Each is sent at least once, and no lock is held while the model answers.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rap_agent::{Cause, Entry, Head, Input, Seq, TurnAnswer, TurnRetry, Usage};
 use rap_protocol::Timestamp;
@@ -193,7 +193,11 @@ impl Engine {
         on_delta: &mut OnDelta<'_>,
     ) -> Result<ModelAnswer, model::Error> {
         let spent = request.spent.clone();
+        let began = SystemTime::now();
         let answer = chosen.model.ask(request, on_delta).await;
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.model_request(thread, chosen.model, began, &answer);
+        }
         // An answer has its own count.
         let unused = spent.take();
         if answer.is_err() {

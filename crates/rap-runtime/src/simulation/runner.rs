@@ -142,6 +142,7 @@ fn settings(sim: &Arc<Sim>) -> Settings {
         window: Window::default(),
         tool_servers: state.peers.servers.iter().map(|server| ToolServer::new(server.url.clone())).collect(),
         notify: Vec::new(),
+        telemetry: None,
         retention: None,
         functions: Vec::new(),
         url_policy: UrlPolicy::Loopback,
