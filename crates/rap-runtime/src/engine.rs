@@ -560,10 +560,18 @@ pub(crate) fn open_postgres(
 /// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name, unless it
 /// listens on no address of its own. Nodes of the same name that were started before lose their claims.
 pub(crate) fn node_name(listen: Option<SocketAddr>) -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let process = || format!("process {}", std::process::id());
+    node_name_on(std::path::Path::new("/"), listen, std::process::id())
+}
+
+/// Machines that were made from one image often have the same host name, or the same machine id. A boot id is unique to a
+/// machine that runs, but changes when it is started again; then the claims of the node before end with its lease. Containers
+/// have their own host names and the boot id of their host.
+fn node_name_on(root: &std::path::Path, listen: Option<SocketAddr>, process: u32) -> String {
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default().trim().to_owned();
+    let (host, boot) = (read("proc/sys/kernel/hostname"), read("proc/sys/kernel/random/boot_id"));
+    let process = || format!("process {process}");
     let address = listen.map_or_else(process, |listen| listen.to_string());
-    format!("{} {address}", host.trim())
+    format!("{host} {boot} {address}")
 }
 
 /// Derives the rules of the store from the settings.
