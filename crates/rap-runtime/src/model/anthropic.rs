@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use http::HeaderName;
 use rap_agent::prompt::{self, Prompt, Request};
 use rap_io::client::Client;
+use rap_io::hashing::{LONG, in_place};
 use rap_protocol::Secret;
 use serde_json::{Map, Value, json};
 use url::Url;
@@ -104,13 +105,19 @@ impl Anthropic {
     }
 
     /// Sends a request. Errors have to pass through [`Remote::redacted`] before they are shown.
-    async fn answer(&self, request: &ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        let Request { body, names, omitted_tools } = self.wire_request(request);
+    async fn answer(
+        &self,
+        mut request: ModelRequest,
+        on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, Error> {
+        let Request { body, names, omitted_tools } = in_place(LONG, || self.wire_request(&request));
+        // The history is not needed while the answer arrives.
+        request.entries = Vec::new();
         log_omitted_tools(&omitted_tools);
         let mut body = self.body(body);
         let mut assembly = Assembly::default();
         for pauses in 0..=MAX_PAUSES {
-            let reply = self.remote.post(&body, &request.spent).await?;
+            let reply = self.remote.post(&body, &request).await?;
             body::read(reply, &mut assembly, on_delta).await?;
             if !assembly.is_paused() || pauses == MAX_PAUSES {
                 break;
@@ -154,7 +161,7 @@ impl Anthropic {
 #[async_trait]
 impl Model for Anthropic {
     async fn ask(&self, request: ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        self.answer(&request, on_delta).await.map_err(|error| self.remote.redacted(error))
+        self.answer(request, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {
@@ -183,4 +190,14 @@ fn resume_after_pause(body: &mut Map<String, Value>, content: Vec<Value>) {
     let Some(Value::Array(messages)) = body.get_mut("messages") else { return };
     messages.pop_if(|last| last["role"] == "assistant");
     messages.push(json!({"role": "assistant", "content": content}));
+}
+
+/// Assembles the answer from a body that arrives in two parts, as from a server.
+#[cfg(test)]
+pub(super) fn assemble(begin: &[u8], end: &[u8]) -> Result<ModelAnswer, Error> {
+    let mut assembly = Assembly::default();
+    body::assemble(begin, end, &mut assembly)?;
+    let names = prompt::openai::request(&Prompt::new("", &[], &[])).names;
+    let origin = prompt::ServedModel { server: "https://model.test", model: "m" };
+    Ok(assembly.into_answer(origin, 1, &names, &mut |_| {}))
 }

@@ -13,6 +13,7 @@ use async_trait::async_trait;
 use http::header::AUTHORIZATION;
 use rap_agent::prompt::{self, Prompt, Request};
 use rap_io::client::Client;
+use rap_io::hashing::{LONG, in_place};
 use serde_json::{Map, Value, json};
 
 use self::assembly::Assembly;
@@ -56,14 +57,20 @@ impl Responses {
     }
 
     /// Sends a request. Errors have to pass through [`Remote::redacted`] before they are shown.
-    async fn answer(&self, request: &ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        let Request { body, names, omitted_tools } = self.wire_request(request);
+    async fn answer(
+        &self,
+        mut request: ModelRequest,
+        on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, Error> {
+        let Request { body, names, omitted_tools } = in_place(LONG, || self.wire_request(&request));
+        // The history is not needed while the answer arrives.
+        request.entries = Vec::new();
         log_omitted_tools(&omitted_tools);
         let reasons = self.reasons.load(Ordering::Relaxed);
-        let reply = match self.remote.post(&self.body(body.clone(), reasons), &request.spent).await {
+        let reply = match self.remote.post(&self.body(body.clone(), reasons), &request).await {
             Err(Error::Refused { why, .. }) if reasons && why.to_lowercase().contains(NO_REASONING) => {
                 self.reasons.store(false, Ordering::Relaxed);
-                self.remote.post(&self.body(body, false), &request.spent).await?
+                self.remote.post(&self.body(body, false), &request).await?
             }
             reply => reply?,
         };
@@ -95,7 +102,7 @@ impl Responses {
 #[async_trait]
 impl Model for Responses {
     async fn ask(&self, request: ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        self.answer(&request, on_delta).await.map_err(|error| self.remote.redacted(error))
+        self.answer(request, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {
@@ -117,4 +124,14 @@ impl Model for Responses {
     fn destination(&self) -> &str {
         self.remote.destination()
     }
+}
+
+/// Assembles the answer from a body that arrives in two parts, as from a server.
+#[cfg(test)]
+pub(super) fn assemble(begin: &[u8], end: &[u8]) -> Result<ModelAnswer, Error> {
+    let mut assembly = Assembly::default();
+    body::assemble(begin, end, &mut assembly)?;
+    let names = prompt::openai::request(&Prompt::new("", &[], &[])).names;
+    let origin = prompt::ServedModel { server: "https://model.test", model: "m" };
+    Ok(assembly.into_answer(origin, 1, &names, &mut |_| {}))
 }
