@@ -106,7 +106,7 @@ async fn answers(stage: Arc<Stage>) -> Tries {
 
 /// Begins answers of 15 MB each, and never ends them. Each alone is allowed.
 async fn unfinished(stage: Arc<Stage>) -> Tries {
-    const ANSWERS: usize = 60;
+    const ANSWERS: usize = 48;
     let mut tries = Tries::new();
     let delta = json!({"choices": [{"index": 0, "delta": {"content": "x".repeat(1_000_000)}, "finish_reason": null}]});
     let begun = Bytes::from(format!("data: {delta}\n\n").repeat(15));
