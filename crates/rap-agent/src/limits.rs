@@ -281,8 +281,9 @@ limits! {
         model_timeout: Duration = minutes(10), Valid::DurationAboveZero;
         /// Maximum time without data during the answer of a model.
         model_idle_timeout: Duration = minutes(2), Valid::DurationAboveZero;
-        /// Maximum memory of all answers of models that are received or processed at the same time, besides the first 256
-        /// KiB of each. A model server can have half of it. Beyond it, one answer continues at a time.
+        /// Maximum memory of all requests to models that are being sent and of all answers that are received or processed,
+        /// besides the first 256 KiB of each. A model server can have half of it. Beyond it, requests wait, and one answer
+        /// continues at a time.
         model_answer_bytes: usize = 128 * KIB * KIB, Valid::Size(MIB..=64 * 1024 * MIB);
         /// Maximum size of a request body; at most 8MiB.
         body: usize = BODY_BYTES, Valid::Size(1024..=BODY_BYTES as u64);

@@ -30,7 +30,7 @@ use rap_protocol::{InputSchema, check_json};
 use serde_json::{Map, Value};
 
 pub use memory::AnswerMemory;
-pub(crate) use memory::ModelMemory;
+pub(crate) use memory::{ModelMemory, size_of};
 pub use prices::Prices;
 pub use provider::{Build, Kind, Options, Provider};
 

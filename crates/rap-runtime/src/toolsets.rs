@@ -6,6 +6,7 @@
 
 mod discovery;
 mod health;
+mod parsed;
 mod session;
 
 use std::collections::{HashMap, HashSet};
@@ -14,18 +15,15 @@ use std::time::Duration;
 
 use rap_io::client;
 use rap_io::hashing::in_place;
-use rap_protocol::limits::{BODY_BYTES, PARSED_BYTES};
-use rap_protocol::{
-    DISCOVERY_PATH, ExpectedDuration, Timestamp, Toolset, UrlRules, check_json, parse_toolset, visible,
-};
+use rap_protocol::limits::BODY_BYTES;
+use rap_protocol::{DISCOVERY_PATH, ExpectedDuration, Timestamp, Toolset, UrlRules, parse_toolset, visible};
 use sha2::{Digest, Sha256};
-use tokio::sync::{Semaphore, SemaphorePermit};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use crate::display::Scripts;
 use crate::function::IN_PROCESS;
 use crate::memory::{Grant, Memory, NoMemory};
 use crate::settings::ToolServer;
@@ -34,6 +32,7 @@ use crate::world::{To, World};
 pub(crate) use discovery::AwaitedFetches;
 use discovery::Fetches;
 use health::Outcomes;
+use parsed::{FREE_BYTES, PARSERS, ParseOutcome, Parsed, ToolsetMemory};
 pub(crate) use session::{ServerTools, SessionTools};
 
 /// Shortest time between two fetches for a session from a server that failed, and between two refreshes after a 409.
@@ -41,13 +40,6 @@ pub(crate) use session::{ServerTools, SessionTools};
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Maximum number of cached sessions, and of cached toolsets.
 const CACHED: usize = 512;
-/// Maximum memory of the cached toolsets that need no memory of the common one, in bytes. A server may send a different
-/// toolset to each session.
-const CACHED_BYTES: usize = 64 * 1024 * 1024;
-/// Size up to which a toolset needs no memory of the common one, in bytes, before and after it is parsed.
-const FREE_BYTES: usize = 1024 * 1024;
-/// Maximum number of toolsets that are parsed at the same time.
-const PARSERS: usize = 2;
 /// Reason why a toolset is not used.
 pub(crate) const NO_MEMORY: &str =
     "the large toolsets in use need more memory than limits.toolset_bytes allows";
@@ -117,9 +109,6 @@ impl Cache {
     }
 }
 
-/// Memory of a large toolset.
-type ToolsetMemory = Option<Arc<Grant<String>>>;
-
 /// A toolset as the server sent it.
 #[derive(Clone)]
 struct Document {
@@ -183,21 +172,6 @@ impl UsualDurations {
         let tools = &self.toolsets.get(server)?.tools;
         tools.iter().find(|offered| offered.name.as_str() == tool)?.annotations.expected_duration()
     }
-}
-
-/// A parsed toolset with its compiled display scripts.
-#[derive(Clone)]
-struct Parsed {
-    toolset: Arc<Toolset>,
-    scripts: Arc<Scripts>,
-    memory: ToolsetMemory,
-}
-
-/// Outcome of parsing a toolset.
-enum ParseOutcome {
-    Parsed(Parsed),
-    Invalid(String),
-    NoMemory,
 }
 
 impl Toolsets {
@@ -369,78 +343,6 @@ impl Toolsets {
              server.allow_hosts to send them there"
                 .into()
         })
-    }
-
-    /// Parses a stored or fetched toolset of a server. Its schemas and scripts are compiled once and cached.
-    async fn parsed(&self, server: &str, toolset: &StoredToolset) -> Result<ParseOutcome, Error> {
-        let hash = toolset.hash.clone();
-        let cached = || self.cache().parsed.get(&hash).cloned().map(ParseOutcome::Parsed);
-        if let Some(parsed) = cached() {
-            return Ok(parsed);
-        }
-        let body = match &toolset.body {
-            Some(body) => Arc::clone(body),
-            None => Arc::new(self.store.toolset(&hash).await?.unwrap_or_default()),
-        };
-        let _parser = self.parser().await;
-        if let Some(parsed) = cached() {
-            return Ok(parsed);
-        }
-        // Memory is taken before the toolset is parsed, and then for its compiled schemas.
-        let bytes = in_place(body.len(), || check_json(&body, PARSED_BYTES)).unwrap_or(0) + body.len();
-        let Ok(memory) = self.more_memory(server, None, bytes) else { return Ok(ParseOutcome::NoMemory) };
-        let parse = move || parse_toolset(&body).map(|toolset| (Scripts::of(&toolset), toolset));
-        let (scripts, toolset) = match self.world.blocking.run(parse).await {
-            Some(Ok(parsed)) => parsed,
-            Some(Err(invalid)) => {
-                return Ok(ParseOutcome::Invalid(format!("the toolset is not valid: {invalid}")));
-            }
-            None => return Ok(ParseOutcome::Invalid("the toolset could not be read".into())),
-        };
-        let bytes = bytes + toolset.program_bytes();
-        let Ok(memory) = self.more_memory(server, memory, bytes) else { return Ok(ParseOutcome::NoMemory) };
-        let free_bytes = if memory.is_some() { 0 } else { bytes };
-        let memory = memory.map(Arc::new);
-        let parsed = Parsed { toolset: Arc::new(toolset), scripts: Arc::new(scripts), memory };
-        let mut cache = self.cache();
-        if cache.parsed.len() >= CACHED || cache.parsed_bytes + free_bytes > CACHED_BYTES {
-            cache.drop_parsed();
-        }
-        if cache.parsed.insert(hash, parsed.clone()).is_none() {
-            cache.parsed_bytes += free_bytes;
-        }
-        Ok(ParseOutcome::Parsed(parsed))
-    }
-
-    async fn parser(&self) -> SemaphorePermit<'_> {
-        self.parsers.acquire().await.expect("bug: this semaphore is never closed")
-    }
-
-    /// Takes memory for a toolset of a server, so that it has this many bytes. A small one needs none. If there is not
-    /// enough, toolsets that are only cached are dropped. Nothing waits for memory, because a session keeps that of its
-    /// other toolsets meanwhile.
-    fn more_memory(
-        &self,
-        server: &str,
-        memory: Option<Grant<String>>,
-        bytes: usize,
-    ) -> Result<Option<Grant<String>>, NoMemory> {
-        let has = memory.as_ref().map_or(0, Grant::bytes);
-        if bytes <= FREE_BYTES || bytes <= has {
-            return Ok(memory);
-        }
-        let take = || self.memory.take(server.to_owned(), bytes - has);
-        let more = take().or_else(|NoMemory| {
-            self.cache().drop_parsed();
-            take()
-        })?;
-        Ok(Some(match memory {
-            Some(mut memory) => {
-                memory.merge(more);
-                memory
-            }
-            None => more,
-        }))
     }
 
     /// Fetches a toolset within the time for a whole fetch, however slowly the server sends it.

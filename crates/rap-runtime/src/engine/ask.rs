@@ -297,7 +297,7 @@ impl Engine {
         let chosen = self.model_at(agent, position);
         let request = ModelRequest {
             system: agent.system.clone(),
-            entries: self.entries(thread, up_to, &chosen).await?,
+            entries: self.entries_within(memory, thread, up_to, &chosen).await?,
             tools: self.offer_tools(thread, agent, cause, &tools, head),
             turn,
             images: chosen.images,
@@ -383,6 +383,24 @@ impl Engine {
         let found = self.settings.agents.iter().find(|agent| agent.name == name);
         let why = || format!("the agent `{name}` is no longer configured");
         found.ok_or_else(|| Failure::Model(model::Error::refused(why())))
+    }
+
+    /// Loads the entries of a request. If there is no memory for them, waits for it without them and loads them again.
+    async fn entries_within(
+        &self,
+        memory: &AnswerMemory,
+        thread: &Arc<Thread>,
+        up_to: Seq,
+        chosen: &ModelRef<'_>,
+    ) -> Result<Vec<Entry>, store::Error> {
+        let entries = self.entries(thread, up_to, chosen).await?;
+        let bytes = model::size_of(&entries);
+        if memory.take_for_request(bytes) {
+            return Ok(entries);
+        }
+        drop(entries);
+        memory.wait_for_request(bytes).await;
+        self.entries(thread, up_to, chosen).await
     }
 
     async fn entries(

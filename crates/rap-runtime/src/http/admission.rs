@@ -35,10 +35,13 @@ const READERS_PER_CLIENT: usize = 4;
 /// Maximum number of large pages that are read and encoded at the same time, in total. It is less than the number of
 /// reads that the store does at the same time, so that other reads do not wait for them. A client has one.
 const LARGE_READERS: usize = 2;
-/// Maximum number of reads of the store at the same time for requests without a token, and to find tokens. Anybody can
-/// send such requests, and they must not take all reads of the store.
-const PUBLIC_READERS: usize = 1;
+/// Maximum number of reads of the store at the same time for the metrics, for the readiness check, and to find tokens.
+/// Anybody can send such requests, and they must not take all reads of the store.
+const METRICS_READERS: usize = 1;
+const READINESS_READERS: usize = 1;
 const TOKEN_READERS: usize = 2;
+/// Maximum number of requests for the metrics at the same time. Further ones are refused.
+const SCRAPES: usize = 16;
 /// Maximum number of redirects after a sign-in that are passed on to one tool server at the same time.
 const CONSENTS_PER_SERVER: usize = 16;
 /// Number of clients from which those that read nothing are forgotten.
@@ -160,7 +163,9 @@ pub(crate) struct Admission {
     streams: Arc<Shares<Client>>,
     readers: Arc<Semaphore>,
     large_readers: Arc<Semaphore>,
-    public_readers: Semaphore,
+    scrapes: Semaphore,
+    metrics_readers: Semaphore,
+    readiness_readers: Semaphore,
     token_readers: Semaphore,
     consents: Arc<Shares<String>>,
     clients: Mutex<HashMap<Client, ClientResources>>,
@@ -201,7 +206,9 @@ impl Admission {
             streams: Shares::new(STREAMS_PER_CLIENT),
             readers: Arc::new(Semaphore::new(READERS)),
             large_readers: Arc::new(Semaphore::new(LARGE_READERS)),
-            public_readers: Semaphore::new(PUBLIC_READERS),
+            scrapes: Semaphore::new(SCRAPES),
+            metrics_readers: Semaphore::new(METRICS_READERS),
+            readiness_readers: Semaphore::new(READINESS_READERS),
             token_readers: Semaphore::new(TOKEN_READERS),
             consents: Shares::new(CONSENTS_PER_SERVER),
             clients: Mutex::default(),
@@ -323,9 +330,15 @@ impl Admission {
         permit(&self.parsers).await
     }
 
-    /// Waits until a request that needs no token may read from the store.
-    pub(super) async fn public_reader(&self) -> SemaphorePermit<'_> {
-        permit(&self.public_readers).await
+    /// Waits until the metrics may be read from the store. Returns `None` if too many others wait for that.
+    pub(super) async fn metrics_reader(&self) -> Option<[SemaphorePermit<'_>; 2]> {
+        let scrape = self.scrapes.try_acquire().ok()?;
+        Some([scrape, permit(&self.metrics_readers).await])
+    }
+
+    /// Waits until a readiness check may read from the store.
+    pub(super) async fn readiness_reader(&self) -> SemaphorePermit<'_> {
+        permit(&self.readiness_readers).await
     }
 
     /// Waits until a token may be looked up in the store.
@@ -381,6 +394,7 @@ impl<T: Unpin> HttpBody for HoldingBody<T> {
 #[cfg(test)]
 mod tests {
     use axum::http::{HeaderValue, header};
+    use futures_util::FutureExt;
 
     use super::*;
 
@@ -488,10 +502,23 @@ mod tests {
             held.push(admission.reader(Client::Configured(0)).await);
         }
         let mut more = Box::pin(admission.reader(Client::Configured(0)));
-        assert!(futures_util::FutureExt::now_or_never(more.as_mut()).is_none());
+        assert!(more.as_mut().now_or_never().is_none());
         drop(admission.reader(Client::Configured(1)).await);
         held.pop();
         drop(more.await);
+    }
+
+    /// Otherwise anybody could make a readiness check wait, and the runtime would be taken out of service.
+    #[tokio::test]
+    async fn requests_for_the_metrics_in_bulk_are_refused_and_delay_no_readiness_check() {
+        let admission = admission();
+        let mut scrapes: Vec<_> = (0..SCRAPES).map(|_| Box::pin(admission.metrics_reader())).collect();
+        let granted: Vec<_> = scrapes.iter_mut().map(|scrape| scrape.as_mut().now_or_never()).collect();
+        assert_eq!(granted.iter().flatten().count(), METRICS_READERS);
+        assert!(admission.metrics_reader().now_or_never().is_some_and(|refused| refused.is_none()));
+        assert!(admission.readiness_reader().now_or_never().is_some());
+        drop((granted, scrapes));
+        assert!(admission.metrics_reader().await.is_some());
     }
 
     /// Otherwise all reads of the store would wait for those of one client.
@@ -501,10 +528,10 @@ mod tests {
         let first = admission.large_reader(Client::Configured(0), large).await;
         assert!(admission.large_reader(Client::Configured(0), SMALL_ANSWER).await.is_none());
         let mut more = Box::pin(admission.large_reader(Client::Configured(0), large));
-        assert!(futures_util::FutureExt::now_or_never(more.as_mut()).is_none());
+        assert!(more.as_mut().now_or_never().is_none());
         let second = admission.large_reader(Client::Configured(1), large).await;
         let mut third = Box::pin(admission.large_reader(Client::Configured(2), large));
-        assert!(futures_util::FutureExt::now_or_never(third.as_mut()).is_none());
+        assert!(third.as_mut().now_or_never().is_none());
         drop((first, second));
         assert!(more.await.is_some() && third.await.is_some());
     }

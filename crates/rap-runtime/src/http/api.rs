@@ -515,13 +515,16 @@ pub(super) async fn nodes(
 }
 
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, ErrorResponse> {
-    let _reader = engine.admission.public_reader().await;
+    let _reader = engine.admission.readiness_reader().await;
     engine.store.is_readable().await?;
     Ok("ready")
 }
 
 pub(super) async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, ErrorResponse> {
-    let _reader = engine.admission.public_reader().await;
+    let Some(_reader) = engine.admission.metrics_reader().await else {
+        let message = "too many requests for the metrics at once; try again later";
+        return Err(ErrorResponse::new(StatusCode::TOO_MANY_REQUESTS, "too_many", message));
+    };
     let text = engine.exposition().await?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }

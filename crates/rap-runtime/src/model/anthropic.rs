@@ -19,7 +19,7 @@ use serde_json::{Map, Value, json};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, log_omitted_tools, spec};
+use super::remote::{self, Remote, encode, log_omitted_tools, spec};
 use super::window::Window;
 use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Prices, Provider, body};
 
@@ -117,7 +117,12 @@ impl Anthropic {
         let mut body = self.body(body);
         let mut assembly = Assembly::default();
         for pauses in 0..=MAX_PAUSES {
-            let reply = self.remote.post(&body, &request).await?;
+            let encoded = encode(&body)?;
+            let size = encoded.len();
+            // The value is kept until the answer has ended, since the answer may be continued.
+            request.memory.built(2 * size);
+            let reply = self.remote.post(encoded, &request).await?;
+            request.memory.built(size);
             body::read(reply, &mut assembly, on_delta).await?;
             if !assembly.is_paused() || pauses == MAX_PAUSES {
                 break;

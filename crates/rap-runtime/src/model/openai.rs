@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, log_omitted_tools, spec};
+use super::remote::{self, Remote, encode, log_omitted_tools, spec};
 use super::window::Window;
 use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Prices, Provider, body};
 
@@ -92,7 +92,10 @@ impl OpenAi {
         // The history is not needed while the answer arrives.
         request.entries = Vec::new();
         log_omitted_tools(&omitted_tools);
-        let reply = self.remote.post(&self.body(body), &request).await?;
+        let body = encode(&self.body(body))?;
+        request.memory.built(body.len());
+        let reply = self.remote.post(body, &request).await?;
+        request.memory.sent();
         let mut assembly = Assembly::default();
         body::read(reply, &mut assembly, on_delta).await?;
         let mut answer = assembly.into_answer(self.remote.origin(), request.turn, &names, on_delta);

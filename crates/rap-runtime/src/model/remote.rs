@@ -52,6 +52,11 @@ impl std::fmt::Debug for Remote {
     }
 }
 
+/// Encodes the body of a request.
+pub(super) fn encode(body: &Map<String, Value>) -> Result<Vec<u8>, Error> {
+    in_place(LONG, || serde_json::to_vec(body)).map_err(|error| Error::refused(error.to_string()))
+}
+
 impl Remote {
     /// Returns a model whose requests are posted to `path` under the base URL.
     pub(super) fn new(client: Client, base_url: Url, path: &str, name: String, window: Window) -> Self {
@@ -121,11 +126,9 @@ impl Remote {
     /// Sends a request. Returns the body of the answer as soon as the response headers have arrived.
     pub(super) async fn post<'a>(
         &'a self,
-        body: &Map<String, Value>,
+        body: Vec<u8>,
         request: &'a ModelRequest,
     ) -> Result<Reply<'a>, Error> {
-        let body =
-            in_place(LONG, || serde_json::to_vec(body)).map_err(|error| Error::refused(error.to_string()))?;
         let posted = self.client.post_stream(&self.endpoint, &self.headers, body.into()).await;
         let stream = posted.map_err(failed)?;
         let is_success = (200..300).contains(&stream.status);

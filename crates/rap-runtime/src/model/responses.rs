@@ -18,7 +18,7 @@ use serde_json::{Map, Value, json};
 
 use self::assembly::Assembly;
 use super::openai::{DEFAULT_BASE_URL, DEFAULT_WINDOW, Settings};
-use super::remote::{self, Remote, log_omitted_tools, spec};
+use super::remote::{self, Remote, encode, log_omitted_tools, spec};
 use super::window::Window;
 use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Provider, body};
 
@@ -67,13 +67,20 @@ impl Responses {
         request.entries = Vec::new();
         log_omitted_tools(&omitted_tools);
         let reasons = self.reasons.load(Ordering::Relaxed);
-        let reply = match self.remote.post(&self.body(body.clone(), reasons), &request).await {
+        let first = encode(&self.body(body.clone(), reasons))?;
+        // The value is kept, since the request may be repeated.
+        request.memory.built(2 * first.len());
+        let reply = match self.remote.post(first, &request).await {
             Err(Error::Refused { why, .. }) if reasons && why.to_lowercase().contains(NO_REASONING) => {
                 self.reasons.store(false, Ordering::Relaxed);
-                self.remote.post(&self.body(body, false), &request).await?
+                self.remote.post(encode(&self.body(body, false))?, &request).await?
             }
-            reply => reply?,
+            reply => {
+                drop(body);
+                reply?
+            }
         };
+        request.memory.sent();
         let mut assembly = Assembly::default();
         body::read(reply, &mut assembly, on_delta).await?;
         let mut answer = assembly.into_answer(self.remote.origin(), request.turn, &names, on_delta);

@@ -9,6 +9,7 @@ mod deliveries;
 mod functions;
 mod fuzz;
 mod local;
+mod model_memory;
 mod openai;
 mod responses;
 mod sdk_types;
