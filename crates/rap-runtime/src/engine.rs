@@ -49,6 +49,7 @@ use url::Url;
 use crate::function::Functions;
 use crate::http::{Admission, CallbackRequirements};
 use crate::hub::{Changes, Hub, LiveEvent};
+use crate::model::ModelMemory;
 use crate::settings::{Agent, Database, Limits, PostgresDatabase, Settings, SettingsError};
 use crate::store::postgres::{self, Address, DatabaseClock, NodeSettings, Parts, PostgresStore, Time};
 use crate::store::sqlite::sibling_path;
@@ -59,7 +60,7 @@ use crate::store::{
 };
 use crate::telemetry::Telemetry;
 use crate::token::Tokens;
-use crate::toolsets::{DiscoveryTimes, Toolsets};
+use crate::toolsets::{DiscoveryLimits, Toolsets};
 use crate::world::{Clock, HttpLimits, World};
 use deferred_writes::DeferredRecords;
 use dispatch::{Dispatcher, Slots};
@@ -138,6 +139,7 @@ pub(crate) struct Engine {
     pub(crate) toolsets: Arc<Toolsets>,
     functions: Functions,
     validations: Validations<String>,
+    model_memory: Arc<ModelMemory>,
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
     /// Records traces, if a collector is configured.
@@ -242,13 +244,18 @@ impl Engine {
                 Arc::clone(&urls),
                 world.clone(),
                 Arc::clone(&store),
-                DiscoveryTimes { timeout: limits.discovery_timeout, wait: limits.discovery_wait },
+                DiscoveryLimits {
+                    timeout: limits.discovery_timeout,
+                    wait: limits.discovery_wait,
+                    bytes: limits.toolset_bytes,
+                },
                 (tasks.clone(), stop.clone()),
             ),
             store,
             urls,
             functions,
             validations: Validations::default(),
+            model_memory: ModelMemory::new(limits.model_answer_bytes),
             hub: Hub::new(),
             metrics: Metrics::new(&settings),
             telemetry,

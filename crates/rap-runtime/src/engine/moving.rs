@@ -27,6 +27,7 @@ use super::Engine;
 use crate::settings::ToolServer;
 use crate::store::transfer::{Checker, Origin, PAGE_ROWS, Parcel, ParcelState, Record};
 use crate::store::{self, Fleet, SessionKey, Visibility};
+use crate::toolsets::NO_MEMORY;
 use crate::transfer::Arrival;
 use crate::world::{MessageKind, To};
 
@@ -213,6 +214,9 @@ impl Engine {
         destination: &Destination,
     ) -> Result<Vec<(ToolServer, DestinationServer)>, MoveFailed> {
         let tools = self.toolsets.load(session).await?;
+        if tools.servers.iter().any(|server| server.lacks_memory) {
+            return Err(MoveFailed(NO_MEMORY.into()));
+        }
         let mut servers = Vec::new();
         for server in &self.settings.tool_servers {
             let toolset = tools.server(&server.url).and_then(|tools| tools.toolset.as_ref());
