@@ -161,9 +161,10 @@ async fn migrate(State(engine): State<Arc<Engine>>, request: Request) -> Result<
             "overloaded",
             "too many sessions are being moved; try again later",
         )),
-        Migrated::Failed => {
-            let message = "the state of the session was not moved; see the log of this server";
-            Err(ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "not_moved", message))
+        Migrated::Failed(why) => {
+            let (status, code) = (StatusCode::INTERNAL_SERVER_ERROR, "not_moved");
+            let message = format!("the state of the session was not moved: {why}").into();
+            Err(ErrorResponse { status, code, message })
         }
     }
 }

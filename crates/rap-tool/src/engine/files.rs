@@ -410,7 +410,11 @@ fn write_page(engine: &Engine, caller: &Caller, directory: &Path, page: &FilePag
     for part in &page.parts {
         moved_files::write_part(&place(&part.thread), &part.path, &part.content)?;
     }
-    Transfer { pages: page.number + 1, complete: page.last, ..transfer }.write(directory)
+    Transfer { pages: page.number + 1, complete: page.last, ..transfer }.write(directory)?;
+    if page.last {
+        moved_files::sync(directory)?;
+    }
+    Ok(())
 }
 
 /// Moves the directories of a transfer to their places, if it is complete. Returns their threads, or `None` if they

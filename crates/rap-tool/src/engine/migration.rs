@@ -24,18 +24,21 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use url::Url;
 
-use super::{Engine, Refusal};
+use super::{Engine, Refusal, lock};
 use crate::auth::Caller;
 use crate::call::Thread;
 use crate::directory::random_id;
 use crate::error::Error;
-use crate::journal::moving::{self, CALL_BYTES, MovedCall};
+use crate::journal::moving::{self, CALL_BYTES, MovedCall, RunningCall};
 use crate::journal::{CallSeq, recovery};
+use crate::rules::OnRestart;
 
 /// Maximum number of sessions that are moved at the same time.
 const MIGRATIONS: usize = 4;
-/// Time that the hook may take. The runtime waits a little longer.
+/// Time in which the state of a session has to be moved. The runtime waits a little longer.
 const MIGRATE_WITHIN: Duration = Duration::from_secs(240);
+/// Pause after a handler has ended, before the calls of the session are read again.
+const RUN_PAUSE: Duration = Duration::from_millis(20);
 
 /// Path to which a tool server sends the calls of a session, relative to the base URL of the destination.
 pub(crate) const IMPORT_PATH: &str = "/import_calls";
@@ -80,7 +83,8 @@ pub(crate) enum Migrated {
     Done,
     /// Too many sessions are being moved.
     Busy,
-    Failed,
+    /// The session goes on here. The text says why.
+    Failed(String),
 }
 
 /// Reason why calls from another server are refused.
@@ -133,6 +137,9 @@ impl Engine {
         let destination = migration.destination.clone();
         // The author's code runs inside the future, where a panic is caught.
         let moved = AssertUnwindSafe(async {
+            if key.is_some() {
+                self.finish_calls(caller, &request.session_id).await?;
+            }
             if let Some(hook) = hook {
                 hook(migration).await?;
             }
@@ -142,13 +149,68 @@ impl Engine {
             }
         });
         let session = &request.session_id;
-        match tokio::time::timeout(MIGRATE_WITHIN, moved.catch_unwind()).await {
+        let why = match tokio::time::timeout(MIGRATE_WITHIN, moved.catch_unwind()).await {
             Ok(Ok(Ok(()))) => return Migrated::Done,
-            Ok(Ok(Err(error))) => tracing::warn!(?session, ?error, "the state of a session was not moved"),
-            Ok(Err(_)) => tracing::error!(?session, "the hook that moves the state of a session panicked"),
-            Err(_) => tracing::warn!(?session, "the state of a session was not moved in time"),
+            Ok(Ok(Err(error))) => {
+                tracing::warn!(?session, ?error, "the state of a session was not moved");
+                error.for_model()
+            }
+            Ok(Err(_)) => {
+                tracing::error!(?session, "the hook that moves the state of a session panicked");
+                "the hook that moves it panicked".into()
+            }
+            Err(_) => {
+                tracing::warn!(?session, "the state of a session was not moved in time");
+                format!(
+                    "that took longer than {} seconds: it is too large, or the other server is too slow",
+                    MIGRATE_WITHIN.as_secs()
+                )
+            }
+        };
+        Migrated::Failed(Arc::clone(&self.scrubber).scrub(why).await)
+    }
+
+    /// Waits until no call of a session is running whose handler cannot run again at the destination. Its result, and what
+    /// it writes into files, would be lost there. Calls have as long to finish as when the server is shut down.
+    async fn finish_calls(self: &Arc<Self>, caller: &Caller, session: &ThreadId) -> Result<(), Error> {
+        let (end, mut after) = (tokio::time::Instant::now() + self.limits.stop_within, 0);
+        loop {
+            let (owner, id) = (caller.clone(), session.clone());
+            let read =
+                move |_: &Engine, db: &rusqlite::Connection| moving::running_calls(db, &owner, &id, after);
+            let page = self.write_for(caller, read).await;
+            let page = page.ok_or_else(|| Error::new("the journal cannot be read"))?;
+            let is_lost = |call: &&RunningCall| self.on_restart(&call.operation) == OnRestart::Fail;
+            match (page.calls.iter().find(is_lost), page.next) {
+                (Some(call), _) => {
+                    let ended = async {
+                        self.run_over(call.seq).await;
+                        tokio::time::sleep(RUN_PAUSE).await;
+                    };
+                    let still_running = |_| {
+                        Error::new(format!(
+                            "call {} of {} is still running, and what it does cannot move: wait for its end, or cancel it",
+                            call.id.as_str(),
+                            call.operation
+                        ))
+                    };
+                    tokio::time::timeout_at(end, ended).await.map_err(still_running)?;
+                }
+                (None, Some(next)) => after = next,
+                (None, None) => return Ok(()),
+            }
         }
-        Migrated::Failed
+    }
+
+    /// Resolves when a handler has ended.
+    async fn run_over(&self, call: CallSeq) {
+        loop {
+            let ended = self.run_ended.notified();
+            if !lock(&self.runs).contains_key(&call) {
+                return;
+            }
+            ended.await;
+        }
     }
 
     /// Copies the calls of a session, and the directories of its threads, to another server.
@@ -178,6 +240,12 @@ impl Engine {
             if let Some(id) = page.too_large {
                 let why = format!("the call {id} has more than {CALL_BYTES} bytes; let it end first");
                 return Err(Error::new(why));
+            }
+            // An invocation that was on its way when the runtime stopped the session.
+            let is_lost =
+                |call: &MovedCall| call.is_running() && self.on_restart(&call.operation) == OnRestart::Fail;
+            if page.calls.iter().any(is_lost) {
+                return Err(Error::new("a call began while the session was being moved; try again"));
             }
             count += page.calls.len();
             if first || !page.calls.is_empty() {
