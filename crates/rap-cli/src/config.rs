@@ -234,6 +234,8 @@ pub enum ToolSource {
         bearer: Option<Secret>,
         /// Time in which it has to name its port.
         start_timeout: Duration,
+        /// Key that it shares with the server of the same name of another runtime, to move the state of sessions there.
+        migration_key: Option<Secret>,
     },
 }
 

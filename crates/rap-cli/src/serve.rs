@@ -147,6 +147,9 @@ fn probe(tool_servers: Vec<Url>) {
     }
 }
 
+/// Variable with the key with which a tool server moves the state of sessions; see `rap_tool::ToolServer::migrate_calls`.
+const MIGRATION_KEY: &str = "RAP_TOOL_MIGRATION_KEY";
+
 /// Returns the settings of all tool servers. Those that this program starts are added to `processes`.
 fn add_tool_servers(
     config: &Config,
@@ -168,8 +171,10 @@ fn add_tool_servers(
             callback_auth: server.callback_auth,
             ..ToolServer::new(url.as_str())
         },
-        ToolSource::Start { name, program, bearer, start_timeout } => {
+        ToolSource::Start { name, program, bearer, start_timeout, migration_key } => {
             let mut environment = inherited.clone();
+            let key = migration_key.iter().map(|key| (MIGRATION_KEY.to_owned(), key.expose().to_owned()));
+            environment.extend(key);
             environment.extend(consent(&format!("/command:{name}")));
             let command = match program {
                 ToolProgram::Command(command) => command.clone(),

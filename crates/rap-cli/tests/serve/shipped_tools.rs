@@ -379,3 +379,36 @@ async fn a_webhook_is_forwarded_once_if_its_signature_is_valid_and_it_passes_the
     assert_eq!(counts, [0, 0, 1, 0, 1], "{forwarded:?}");
     assert!(forwarded.iter().any(|text| text.contains("c0ffee")), "{forwarded:?}");
 }
+
+/// A started tool server has a port that only its own machine reaches, so the runtime at the destination passes its state on.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_workspace_of_a_thread_moves_with_its_session() {
+    const TOKEN: &str = "a-long-token-of-the-destination";
+    let shell = |setup: Setup| {
+        let setup = setup.tool_lines("run = \"shell\"\nmigration_key = \"env:MOVING_KEY\"");
+        setup.variable("MOVING_KEY", &"3c".repeat(32)).start()
+    };
+    let (source, destination) = (shell(Setup::new()), shell(Setup::new().token(TOKEN)));
+    let thread = open(&source).await;
+    run(&source, &thread, "mkdir docs; echo kept > docs/file").await;
+    let (code, text) = source.command(&["migrate", &thread, "--to", &destination.url, "--to-token", TOKEN]);
+    assert_eq!((code, text.contains("no tool server of that name")), (Some(1), true), "{text}");
+    // The destination knows the name of its toolset since a session has used it.
+    let other = open(&destination).await;
+    run(&destination, &other, "true").await;
+    let (code, text) = source.command(&["migrate", &thread, "--to", &destination.url, "--to-token", TOKEN]);
+    assert_eq!(code, Some(0), "{text}\n{}\n{}", source.log(), destination.log());
+    assert_eq!(run(&destination, &thread, "cat docs/file").await["output"], "kept\n");
+    let workspaces = source.directory().join("rap-data/shell/threads");
+    until("the workspace to be removed", async || fs::read_dir(&workspaces).unwrap().count() == 0).await;
+    // A stranger brings nothing, and other paths are not passed on.
+    for (path, status) in [
+        ("command:shell/import_files", 403),
+        ("command:shell/import_calls", 403),
+        ("command:shell/invoke", 404),
+        ("command:other/import_files", 404),
+    ] {
+        let sent = destination.post(&format!("/started/{path}"), &json!({"sealed": "AAAA"})).await;
+        assert_eq!(sent.status, status, "{path}: {:?}", sent.body);
+    }
+}
