@@ -229,7 +229,7 @@ pub enum ToolSource {
         /// Name that is unique among the servers and stays the same.
         name: String,
         /// Program to start.
-        program: ToolProgram,
+        program: Box<ToolProgram>,
         /// Bearer token that its callers send; `None` for one that is made at its first start.
         bearer: Option<Secret>,
         /// Time in which it has to name its port.

@@ -11,8 +11,9 @@ use anyhow::{Context, bail};
 use listenfd::ListenFd;
 use rap_agent::{LimitValue, Server};
 use rap_io::client::{Client, ClientLimits};
+use rap_io::secret_box::Key;
 use rap_io::serve::Signals;
-use rap_protocol::{UrlRules, redact};
+use rap_protocol::{Secret, UrlRules, redact};
 use rap_runtime::model::Model;
 use rap_runtime::{Agent, AgentModel, Database, Limits, PostgresDatabase, Runtime, Settings, ToolServer};
 use tokio::net::{TcpListener, TcpStream};
@@ -176,7 +177,7 @@ fn add_tool_servers(
             let key = migration_key.iter().map(|key| (MIGRATION_KEY.to_owned(), key.expose().to_owned()));
             environment.extend(key);
             environment.extend(consent(&format!("/command:{name}")));
-            let command = match program {
+            let command = match &**program {
                 ToolProgram::Command(command) => command.clone(),
                 ToolProgram::Shipped(run, options) => {
                     environment.extend(crate::commands::tool::secret_variables(options));
@@ -185,7 +186,9 @@ fn add_tool_servers(
             };
             let (bearer, data) = (bearer.clone(), data_directory(&config.store, bound));
             let start_within = *start_timeout;
-            processes.add(Launch { name: name.clone(), command, environment, bearer, data, start_within })
+            let launch = Launch { name: name.clone(), command, environment, bearer, data, start_within };
+            let parse = |key: &Secret| Key::parse(key.expose()).expect("bug: the configuration was checked");
+            ToolServer { migration_key: migration_key.as_ref().map(parse), ..processes.add(launch) }
         }
     };
     let mut servers: Vec<ToolServer> = config.tool_servers.iter().map(start).collect();

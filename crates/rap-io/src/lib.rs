@@ -32,6 +32,8 @@ pub mod log;
 #[cfg(feature = "server")]
 pub mod metrics;
 #[cfg(feature = "server")]
+pub mod moving;
+#[cfg(feature = "server")]
 pub mod oauth;
 #[cfg(feature = "server")]
 pub mod proxy;

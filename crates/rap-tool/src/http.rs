@@ -174,7 +174,7 @@ async fn import_calls(
     State(engine): State<Arc<Engine>>,
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
-    let received = read_import(&engine, request).await?;
+    let received = read_import(&engine, IMPORT_PATH, request).await?;
     import_answer(engine.receive_calls(received.bytes.clone()).await)
 }
 
@@ -183,11 +183,19 @@ async fn import_files(
     State(engine): State<Arc<Engine>>,
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
-    let received = read_import(&engine, request).await?;
+    let received = read_import(&engine, FILES_PATH, request).await?;
     import_answer(engine.receive_files(received.bytes.clone()).await)
 }
 
-async fn read_import(engine: &Engine, request: Request) -> Result<ReceivedBody, ErrorResponse> {
+/// Reads a page of state. Who does not know the migration key is refused before the body is read.
+async fn read_import(
+    engine: &Engine,
+    path: &'static str,
+    request: Request,
+) -> Result<ReceivedBody, ErrorResponse> {
+    if !engine.is_sender(path, request.headers()) {
+        return Err(import_refused(ArrivalRefused::NO_KEY));
+    }
     if !engine.answers.admits(&None) {
         return Err(ErrorResponse::unavailable("overloaded", "too many requests at once; try again later"));
     }
@@ -197,15 +205,16 @@ async fn read_import(engine: &Engine, request: Request) -> Result<ReceivedBody, 
 }
 
 fn import_answer(received: Result<(), ArrivalRefused>) -> Result<StatusCode, ErrorResponse> {
-    match received {
-        Ok(()) => Ok(StatusCode::OK),
-        Err(ArrivalRefused::Invalid(why)) => {
-            Err(ErrorResponse::new(StatusCode::FORBIDDEN, "not_accepted", why))
-        }
-        Err(ArrivalRefused::Unavailable) => Err(ErrorResponse::unavailable(
+    received.map(|()| StatusCode::OK).map_err(import_refused)
+}
+
+fn import_refused(refused: ArrivalRefused) -> ErrorResponse {
+    match refused {
+        ArrivalRefused::Invalid(why) => ErrorResponse::new(StatusCode::FORBIDDEN, "not_accepted", why),
+        ArrivalRefused::Unavailable => ErrorResponse::unavailable(
             "unavailable",
             "the journal cannot be written right now; try again later",
-        )),
+        ),
     }
 }
 

@@ -45,6 +45,7 @@ pub(super) fn read_started(
         (None, None) => return None,
     };
     let start_timeout = start_timeout.unwrap_or(START_WITHIN);
+    let program = Box::new(program);
     Some(ToolSource::Start { name, program, bearer, start_timeout, migration_key })
 }
 

@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use rap_io::moving;
+use rap_io::secret_box::Key;
+use rap_protocol::Timestamp;
 use rap_testkit::marked::{mark, until_marked, with_mark};
 use rap_testkit::peer::Reply;
 use rap_testkit::{Rap, Setup, Tools, until};
@@ -401,14 +404,40 @@ async fn the_workspace_of_a_thread_moves_with_its_session() {
     assert_eq!(run(&destination, &thread, "cat docs/file").await["output"], "kept\n");
     let workspaces = source.directory().join("rap-data/shell/threads");
     until("the workspace to be removed", async || fs::read_dir(&workspaces).unwrap().count() == 0).await;
-    // A stranger brings nothing, and other paths are not passed on.
-    for (path, status) in [
-        ("command:shell/import_files", 403),
-        ("command:shell/import_calls", 403),
-        ("command:shell/invoke", 404),
-        ("command:other/import_files", 404),
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn state_is_passed_on_only_from_who_knows_the_migration_key() {
+    let key = "3c".repeat(32);
+    let with_key = "run = \"shell\"\nmigration_key = \"env:MOVING_KEY\"";
+    let setup = Setup::new().tool_lines(with_key).tool_lines("run = \"files\"");
+    let rap = setup.variable("MOVING_KEY", &key).start();
+    run(&rap, &open(&rap).await, "true").await;
+    let key = Key::parse(&key).unwrap();
+    let now = Timestamp::from(std::time::SystemTime::now());
+    let proof = |path: &str| moving::proof(&key, path, now).to_str().unwrap().to_owned();
+    let send = async |path: &str, proof: &str| {
+        let headers = [("content-type", "application/json"), ("rap-migration-proof", proof)];
+        let sent = rap.send("POST", &format!("/started/{path}"), &headers, b"{\"sealed\": \"AAAA\"}").await;
+        (sent.status, sent.text)
+    };
+    let unknown = send("command:none/import_files", "").await;
+    assert_eq!(unknown.0, 404);
+    // Nobody else learns which tool servers there are.
+    for (path, proof) in [
+        ("command:shell/import_files", String::new()),
+        ("command:shell/import_calls", proof("/import_files")),
+        ("command:shell/invoke", proof("/invoke")),
+        ("command:shell/..%2Finvoke", proof("/../invoke")),
+        ("command:files/import_files", proof("/import_files")),
     ] {
-        let sent = destination.post(&format!("/started/{path}"), &json!({"sealed": "AAAA"})).await;
-        assert_eq!(sent.status, status, "{path}: {:?}", sent.body);
+        assert_eq!(send(path, &proof).await, unknown, "{path}");
+    }
+    // Nothing of the body is read before.
+    let head = "POST /started/command:shell/import_files HTTP/1.1\r\nHost: localhost\r\n";
+    let request = format!("{head}Content-Type: application/json\r\nContent-Length: 40000000\r\n\r\n");
+    assert_eq!(rap_testkit::http::exchange(&rap.url, &request).await.status, 404);
+    for path in ["/import_files", "/import_calls"] {
+        assert_eq!(send(&format!("command:shell{path}"), &proof(path)).await.0, 403, "{path}");
     }
 }

@@ -555,8 +555,10 @@ impl Engine {
             let toolset = tools.server(&server.url).and_then(|tools| tools.toolset.as_ref());
             let address = match &server.started {
                 // Its port is not reached from another machine; see `http/started.rs`.
-                Some(started) => started.port().map(|_| self.started_url(&server.url)),
-                None => server.at("").ok().map(|url| url.as_str().trim_end_matches('/').to_owned()),
+                Some(started) if server.migration_key.is_some() => {
+                    started.port().map(|_| self.started_url(&server.url))
+                }
+                _ => server.at("").ok().map(|url| url.as_str().trim_end_matches('/').to_owned()),
             };
             let name = toolset.map(|toolset| toolset.name.clone());
             DestinationServer { name, url: server.url.clone(), address }

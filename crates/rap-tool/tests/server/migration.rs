@@ -447,14 +447,39 @@ async fn files_that_arrive_are_gone_when_their_session_is_closed_and_strangers_b
     target.stop().await;
 }
 
-/// A destination that records what it gets, as path and body.
-async fn recorder() -> (String, Arc<Mutex<Vec<(String, axum::body::Bytes)>>>) {
+/// A request with state of a session, as somebody on the network sees it.
+struct Recorded {
+    path: String,
+    proof: String,
+    body: axum::body::Bytes,
+}
+
+impl Recorded {
+    /// Sends the request again. Returns the status of the answer.
+    async fn send(&self, server: &Server) -> u16 {
+        self.send_with(server, &self.proof).await
+    }
+
+    async fn send_with(&self, server: &Server, proof: &str) -> u16 {
+        let headers = [("content-type", "application/json"), (PROOF, proof)];
+        rap_testkit::http::send("POST", &format!("{}{}", server.url, self.path), &headers, &self.body)
+            .await
+            .status
+    }
+}
+
+const PROOF: &str = "rap-migration-proof";
+
+/// A destination that records what it gets.
+async fn recorder() -> (String, Arc<Mutex<Vec<Recorded>>>) {
     let pages: Arc<Mutex<Vec<_>>> = Arc::default();
     let record = Arc::clone(&pages);
-    let router = axum::Router::new().fallback(move |uri: axum::http::Uri, body: axum::body::Bytes| {
-        record.lock().unwrap().push((uri.path().to_owned(), body));
+    let take = move |uri: axum::http::Uri, headers: axum::http::HeaderMap, body: axum::body::Bytes| {
+        let proof = headers[PROOF].to_str().unwrap().to_owned();
+        record.lock().unwrap().push(Recorded { path: uri.path().to_owned(), proof, body });
         async {}
-    });
+    };
+    let router = axum::Router::new().fallback(take);
     let router = router.layer(axum::extract::DefaultBodyLimit::disable());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -479,9 +504,9 @@ async fn files_take_their_places_only_when_all_pages_have_arrived_once_and_in_or
     }
     let pages = &transfers[0];
     let (announced, last) = ("/import_calls", pages.len() - 1);
-    assert!(pages[0].0 == announced && transfers[1][0].0 == announced && last >= 3, "{last}");
+    assert!(pages[0].path == announced && transfers[1][0].path == announced && last >= 3, "{last}");
     let new = target.caller();
-    let send = async |(path, body): &(String, axum::body::Bytes)| new.post(path, body.clone()).await.0;
+    let send = async |page: &Recorded| page.send(&target).await;
     let list = |id: &str| {
         let mut call = runtime.invocation("list", "child", id, json!({}));
         call["thread_ancestors"] = json!(["s"]);
@@ -489,11 +514,10 @@ async fn files_take_their_places_only_when_all_pages_have_arrived_once_and_in_or
     };
     let lists = [list("2"), list("3"), list("4")];
     assert_eq!(send(&pages[1]).await, 403, "the transfer was not announced");
-    // The announcement begins the transfer anew, whatever has arrived of it.
-    for page in [0, 1, 0, 1] {
+    for page in [0, 1] {
         assert_eq!(send(&pages[page]).await, 200, "{page}");
     }
-    for page in [1, last] {
+    for page in [0, 1, last] {
         assert_eq!(send(&pages[page]).await, 403, "{page} is not the next page");
     }
     assert_eq!(send(&transfers[1][2]).await, 403, "the page belongs to another transfer");
@@ -516,4 +540,84 @@ async fn files_take_their_places_only_when_all_pages_have_arrived_once_and_in_or
     runtime.expect_text("files a:1331200 b:1024 link:1331200").await;
     source.stop().await;
     target.stop().await;
+}
+
+#[tokio::test]
+async fn a_recorded_transfer_is_refused_by_its_sender_and_after_a_later_one() {
+    let (data, there) = (data_dir(), data_dir());
+    let source = Server::start(with_files().migrate_calls(KEY), data.path()).await;
+    let target = Server::start(with_files().migrate_calls(KEY), there.path()).await;
+    let mut runtime = Runtime::start().await;
+    let (url, recorded) = recorder().await;
+    let mut transfers = Vec::new();
+    for name in ["a", "b"] {
+        let write = runtime.invocation("write", "s", name, json!({"name": name, "kilobytes": 1}));
+        source.caller().accepted(&write).await;
+        runtime.expect_text(name).await;
+        assert_eq!(source.caller().post("/migrate", migrate_body(&url)).await.0, 200);
+        transfers.push(std::mem::take(&mut *recorded.lock().unwrap()));
+    }
+    // The older copy does not replace what the sender itself has in use.
+    for page in &transfers[0] {
+        assert_eq!(page.send(&source).await, 403);
+    }
+    source.caller().accepted(&runtime.invocation("list", "s", "1", json!({}))).await;
+    let files = "files a:1024 absolute:0 b:1024 link:1024";
+    runtime.expect_text(files).await;
+    for page in &transfers[1] {
+        assert_eq!(page.send(&target).await, 200);
+    }
+    for page in &transfers[0] {
+        assert_eq!(page.send(&target).await, 403, "a later transfer has begun");
+    }
+    target.caller().accepted(&runtime.invocation("list", "s", "2", json!({}))).await;
+    runtime.expect_text("files a:1024 b:1024 link:1024").await;
+    source.stop().await;
+    target.stop().await;
+}
+
+#[tokio::test]
+async fn who_does_not_know_the_migration_key_is_refused_before_the_body_is_read() {
+    let (data, there) = (data_dir(), data_dir());
+    let source = Server::start(with_files().migrate_calls(KEY), data.path()).await;
+    let target = Server::start(with_files().migrate_calls(KEY), there.path()).await;
+    let (url, recorded) = recorder().await;
+    assert_eq!(source.caller().post("/migrate", migrate_body(&url)).await.0, 200);
+    let page = recorded.lock().unwrap().remove(0);
+    for path in ["/import_calls", "/import_files"] {
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
+        let request = format!("{head}Content-Length: 40000000\r\n\r\n");
+        assert_eq!(rap_testkit::http::exchange(&target.url, &request).await.status, 403, "{path}");
+    }
+    let (at, mac) = page.proof.split_once('.').unwrap();
+    let later = at.parse::<i64>().unwrap() + 1;
+    for proof in [String::new(), format!("{later}.{mac}"), format!("{at}.{}", &mac[1..])] {
+        assert_eq!(page.send_with(&target, &proof).await, 403, "{proof}");
+    }
+    let other_path =
+        Recorded { path: "/import_files".into(), proof: page.proof.clone(), body: page.body.clone() };
+    assert_eq!(other_path.send(&target).await, 403);
+    assert_eq!(page.send(&target).await, 200);
+    source.stop().await;
+    target.stop().await;
+}
+
+#[tokio::test]
+async fn a_caller_does_not_learn_what_other_services_answer() {
+    let data = data_dir();
+    let source = Server::start(server().migrate_calls(KEY), data.path()).await;
+    let answer = || async { (axum::http::StatusCode::IM_A_TEAPOT, "{\"password\": \"hunter2\"}") };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await });
+    let caller = source.caller().with_token("one");
+    let (status, text) = caller.post("/migrate", migrate_body(&url)).await;
+    assert_eq!(
+        (status, text.contains("answered 418"), text.contains("hunter2")),
+        (500, true, false),
+        "{text}"
+    );
+    let (status, text) = caller.post("/migrate", migrate_body(&format!("{url}/secrets?from="))).await;
+    assert_eq!((status, text.contains("no query")), (500, true), "{text}");
+    source.stop().await;
 }
