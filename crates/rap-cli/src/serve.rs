@@ -193,8 +193,8 @@ fn add_tool_servers(
     };
     let mut servers: Vec<ToolServer> = config.tool_servers.iter().map(start).collect();
     if !config.mcp_servers.is_empty() {
-        let (command, servers_variable) = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
-        let environment = inherited.into_iter().chain([servers_variable]).chain(consent("")).collect();
+        let (command, variables) = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
+        let environment = inherited.into_iter().chain(variables).chain(consent("")).collect();
         let (name, data) = (MCP_BRIDGE.to_owned(), data_directory(&config.store, bound));
         let start_within = START_WITHIN;
         let bridge = processes.add(Launch { name, command, environment, bearer: None, data, start_within });
