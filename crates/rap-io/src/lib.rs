@@ -24,6 +24,8 @@ pub mod exposure;
 #[cfg(feature = "server")]
 pub mod hashing;
 #[cfg(feature = "server")]
+pub mod introspection;
+#[cfg(feature = "server")]
 pub mod keyring;
 #[cfg(feature = "server")]
 pub mod lock;

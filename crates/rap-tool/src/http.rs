@@ -18,6 +18,7 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use rap_io::body::{BodyError, BodyLimits, ReceivedBody};
 use rap_io::hashing::hash;
+use rap_io::introspection::NotAccepted;
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{
     CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, MIGRATE_PATH, StatusAnswer,
@@ -360,13 +361,18 @@ async fn admit(
     request: Request,
 ) -> Result<Admitted, ErrorResponse> {
     let (head, body) = request.into_parts();
-    match engine.callers.identify(&head, engine.now()).map_err(ErrorResponse::unauthorized)? {
-        CallerInHead::Known(caller) => {
+    let known = match engine.callers.identify(&head, engine.now()).map_err(ErrorResponse::unauthorized)? {
+        CallerInHead::Known(caller) => Some(caller),
+        CallerInHead::Token(token) => Some(engine.callers.introspect(&token, engine.now()).await?),
+        CallerInHead::Signed => None,
+    };
+    match known {
+        Some(caller) => {
             endpoint.count(engine, &caller)?;
             let received = read_body(engine, Some(&caller), &head.headers, body).await?;
             Ok(Admitted { caller, received, message: None })
         }
-        CallerInHead::Signed => {
+        None => {
             let received = read_body(engine, None, &head.headers, body).await?;
             let (length, bytes) = (received.bytes.len(), received.bytes.clone());
             let (verifier, now) = (Arc::clone(engine), engine.now());
@@ -422,6 +428,20 @@ impl ErrorResponse {
     fn invalid(invalid: &Invalid) -> Self {
         let message = invalid.to_string().into();
         ErrorResponse { status: StatusCode::BAD_REQUEST, code: "invalid", message }
+    }
+}
+
+impl From<NotAccepted> for ErrorResponse {
+    fn from(why: NotAccepted) -> Self {
+        let message = why.to_string();
+        match why {
+            NotAccepted::Invalid(_) => ErrorResponse::unauthorized(message),
+            NotAccepted::Unavailable(_) => ErrorResponse {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                code: "unavailable",
+                message: message.into(),
+            },
+        }
     }
 }
 
