@@ -378,7 +378,6 @@ async fn authorization_server() -> AuthorizationServer {
     }
 }
 
-/// Proves: TR-19
 #[tokio::test]
 async fn an_access_token_identifies_the_client_that_it_was_given_to() {
     let (data, mut runtime) = (data_dir(), Runtime::start().await);
