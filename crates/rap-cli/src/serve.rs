@@ -19,6 +19,7 @@ use rap_runtime::{Agent, AgentModel, Database, Limits, PostgresDatabase, Runtime
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
+use crate::commands::tool::McpLaunch;
 use crate::config::{self, Config, Environment, Store, ToolProgram, ToolSource};
 use crate::tool_process::{Launch, START_WITHIN, ToolProcesses};
 
@@ -193,7 +194,7 @@ fn add_tool_servers(
     };
     let mut servers: Vec<ToolServer> = config.tool_servers.iter().map(start).collect();
     if !config.mcp_servers.is_empty() {
-        let (command, variables) = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
+        let McpLaunch { command, variables } = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
         let environment = inherited.into_iter().chain(variables).chain(consent("")).collect();
         let (name, data) = (MCP_BRIDGE.to_owned(), data_directory(&config.store, bound));
         let start_within = START_WITHIN;

@@ -89,8 +89,14 @@ fn own_program() -> String {
     std::env::current_exe().map_or_else(|_| "rap".to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
-/// Returns the command line and the environment variables that start the bridge to MCP servers.
-pub(crate) fn mcp_launch(servers: &[McpServer]) -> anyhow::Result<(Vec<String>, [(String, String); 2])> {
+/// Command line of the bridge to MCP servers, and its environment variables.
+pub(crate) struct McpLaunch {
+    pub(crate) command: Vec<String>,
+    pub(crate) variables: [(String, String); 2],
+}
+
+/// Returns how to start the bridge to MCP servers.
+pub(crate) fn mcp_launch(servers: &[McpServer]) -> anyhow::Result<McpLaunch> {
     let servers: Vec<mcp::McpServer> = servers.iter().map(to_mcp).collect();
     let text = serde_json::to_string(&servers)?;
     if text.len() > MCP_SERVERS_BYTES {
@@ -98,7 +104,7 @@ pub(crate) fn mcp_launch(servers: &[McpServer]) -> anyhow::Result<(Vec<String>, 
     }
     let command = vec![own_program(), "tool".to_owned(), "mcp".to_owned()];
     let no_huge_pages = (NO_HUGE_PAGES.0.to_owned(), NO_HUGE_PAGES.1.to_owned());
-    Ok((command, [(MCP_SERVERS_VARIABLE.to_owned(), text), no_huge_pages]))
+    Ok(McpLaunch { command, variables: [(MCP_SERVERS_VARIABLE.to_owned(), text), no_huge_pages] })
 }
 
 fn to_mcp(server: &McpServer) -> mcp::McpServer {
