@@ -155,6 +155,8 @@ pub(crate) struct Engine {
     awaiting_tools: Arc<Semaphore>,
     /// Passes redirects after sign-ins on to tool servers. Created when the first one arrives.
     pub(crate) consent_client: OnceLock<Client>,
+    /// Client for state of sessions that is sent to tool servers which the program around the runtime starts.
+    pub(crate) started_client: OnceLock<Client>,
     outages: Mutex<Outages>,
     deferred: DeferredRecords,
     figures: PendingFigures,
@@ -265,6 +267,7 @@ impl Engine {
             callback_requirements,
             notifications: Notifications::new(&settings.tool_servers),
             consent_client: OnceLock::new(),
+            started_client: OnceLock::new(),
             outages: Mutex::default(),
             deferred: DeferredRecords::default(),
             figures: PendingFigures::default(),

@@ -65,7 +65,7 @@ impl Engine {
 
     /// Returns false if requests about calls of this destination are the work of another node, because the process that has the
     /// calls is there.
-    pub(super) fn hosts(&self, destination: &str) -> bool {
+    pub(crate) fn hosts(&self, destination: &str) -> bool {
         self.store.fleet().is_none_or(|fleet| fleet.hosts(destination))
     }
 

@@ -6,7 +6,7 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rap_agent::{
-    BuiltIn, Entry, Facts, FactsNeeded, Input, Limits, PastCall, Plan, Seq, Server, Spending, ThreadMessage,
+    BuiltIn, Facts, FactsNeeded, Input, Limits, PastCall, Plan, Seq, Server, Spending, ThreadMessage,
 };
 use rap_io::hashing::in_place;
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
@@ -268,8 +268,7 @@ impl LoadedFacts {
     fn arguments(&self, thread: ThreadKey, seq: Seq, call: &CallId) -> Result<Map<String, Value>, Failure> {
         let body = self.entries.get(&(thread, seq)).and_then(Option::as_ref);
         let body = body.ok_or_else(|| unreadable(Damage::MissingEntry(seq)))?;
-        let entry = in_place(body.len(), || serde_json::from_str::<Entry>(body));
-        let entry = entry.map_err(|error| unreadable(Damage::Entry { seq, error }))?;
+        let entry = in_place(body.len(), || Damage::check_entry(seq, body)).map_err(unreadable)?;
         Ok(call_arguments(entry, call))
     }
 

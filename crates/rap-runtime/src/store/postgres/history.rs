@@ -190,8 +190,7 @@ fn entry(row: &Row) -> Result<(Seq, Entry), Failure> {
 
 fn entry_or_damage(row: &Row) -> Result<(Seq, Result<Entry, Damage>), Failure> {
     let (seq, body): (_, &str) = (number(row, 0)?, get(row, 1)?);
-    let entry = in_place(body.len(), || serde_json::from_str(body));
-    Ok((seq, entry.map_err(|error| Damage::Entry { seq, error })))
+    Ok((seq, in_place(body.len(), || Damage::check_entry(seq, body))))
 }
 
 /// Returns a page of a history in which synthetic calls show the arguments of the original call.
@@ -200,14 +199,38 @@ pub(super) async fn for_people(
     thread: &Thread,
     page: HistoryPage,
 ) -> Result<Vec<(Seq, Entry)>, Failure> {
+    Ok(damage::for_people(page.after, read_filled(tx, thread, page).await?))
+}
+
+/// Returns a page of a history as a thread stores it that inherits it no longer: synthetic calls have the arguments of the
+/// original call, and what is damaged stays as it is.
+pub(super) async fn for_copy(
+    tx: &mut Transaction,
+    thread: &Thread,
+    page: HistoryPage,
+) -> Result<Vec<(Seq, String)>, Failure> {
+    Ok(damage::as_stored(read_filled(tx, thread, page).await?))
+}
+
+/// Reads a page, and fills in the arguments of synthetic calls, as far as those of the original call can be read.
+async fn read_filled(
+    tx: &mut Transaction,
+    thread: &Thread,
+    page: HistoryPage,
+) -> Result<Vec<(Seq, Result<Entry, Damage>)>, Failure> {
     let segments = Segments::of(tx, thread, page.up_to).await?;
-    let mut entries = damage::for_people(page.after, segments.read(tx, page).await?);
+    let mut entries = segments.read(tx, page).await?;
     let threads = segments.threads();
     let (mut filled, mut bytes) = (FilledArguments::default(), 0);
     for position in 0..entries.len() {
-        let Item::Assistant { calls, .. } = &mut entries[position].1.item else { continue };
+        let Ok(Entry { item: Item::Assistant { calls, .. }, .. }) = &mut entries[position].1 else {
+            continue;
+        };
         for call in calls {
-            bytes += filled.fill(tx, &threads, &mut call.arguments).await?;
+            match filled.fill(tx, &threads, &mut call.arguments).await {
+                Err(Failure::Row(_)) => {}
+                size => bytes += size?,
+            }
         }
         // Many events of one subscription repeat its arguments.
         if bytes >= page.bytes {
