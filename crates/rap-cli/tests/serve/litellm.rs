@@ -88,10 +88,13 @@ impl Proxy {
     }
 }
 
+/// Bytes that a client has sent over a connection.
+type Sent = Arc<Mutex<Vec<u8>>>;
+
 /// A server in front of the proxy. It forwards connections, and records the bytes that each client sends.
 struct Recorder {
     url: String,
-    connections: Arc<Mutex<Vec<Arc<Mutex<Vec<u8>>>>>>,
+    connections: Arc<Mutex<Vec<Sent>>>,
 }
 
 impl Recorder {
@@ -102,7 +105,7 @@ impl Recorder {
         let recorder = Recorder { url, connections: Arc::clone(&connections) };
         tokio::spawn(async move {
             while let Ok((client, _)) = listener.accept().await {
-                let sent: Arc<Mutex<Vec<u8>>> = Arc::default();
+                let sent = Sent::default();
                 connections.lock().unwrap().push(Arc::clone(&sent));
                 let address = address.clone();
                 tokio::spawn(async move { forward(client, &address, &sent).await.ok() });
