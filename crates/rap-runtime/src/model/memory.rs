@@ -260,6 +260,7 @@ mod tests {
         let mut waiting = Box::pin(second.wait_for_request(100 * MIB));
         assert!(waiting.as_mut().now_or_never().is_none());
         first.sent();
+        assert_eq!(all.memory.used_by(&"a".to_owned()), 0);
         waiting.await;
         assert_eq!(all.memory.used_by(&"a".to_owned()), 4 * MIB, "it is larger than all that it can have");
         drop((second, other));

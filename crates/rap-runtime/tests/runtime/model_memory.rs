@@ -1,6 +1,7 @@
 //! Memory of requests to models.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::UrlPolicy;
@@ -29,6 +30,8 @@ async fn a_large_request_waits_for_another_one_and_a_small_one_does_not() {
     server.says("to the small one");
     let small = rap.open("hi").await;
     rap.until_line(&small, "assistant: to the small one").await;
+    // Time in which the second would be sent, too, if it did not wait.
+    tokio::time::sleep(Duration::from_secs(1)).await;
     assert_eq!(server.questions(), 2, "the second waits");
     server.says("to the second");
     server.release();
