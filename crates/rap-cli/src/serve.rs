@@ -68,7 +68,16 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
     let settings = settings(config, bound, tool_servers)?;
     let (url, database, servers) =
         (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());
-    let runtime = Runtime::start(settings)?;
+    // The start waits for the database. A signal ends the process all the same.
+    let starting = tokio::task::spawn_blocking(|| Runtime::start(settings));
+    let runtime = tokio::select! {
+        biased;
+        _ = signals.next() => {
+            tracing::info!("stopped before the database was ready");
+            return Ok(());
+        }
+        started = starting => started.context("the start failed")??,
+    };
     tracing::info!(%url, %database, tool_servers = servers, "listening on {bound}");
     tracing::info!("the page for people is at {url}/");
     let idle = match lifetime {

@@ -71,6 +71,8 @@ use notify::Notifications;
 
 /// Time limit of a notification or status query.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of the last writes and of closing the store, after which a shutdown goes on without them.
+const CLOSE_WITHIN: Duration = Duration::from_secs(4);
 /// First and longest pause before a write is retried that failed because the store was unavailable.
 const STORE_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// Maximum number of concurrent deliveries of users' answers to each tool server.
@@ -487,7 +489,7 @@ impl Engine {
     }
 
     /// Starts no new work, gives work in progress `stop_within` to finish, and closes the store. Unfinished work is
-    /// resumed at the next start.
+    /// resumed at the next start. A store that does not answer is not waited for: everything acknowledged is in it.
     pub(crate) async fn shut_down(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -498,9 +500,14 @@ impl Engine {
             tracing::info!("some work did not finish in time; it is resumed at the next start");
         }
         self.drop_unsent_notifications();
-        // Record the invocations that were accepted meanwhile, so that the next start does not send them again.
-        self.record_now().await;
-        self.store.close().await;
+        let close = async {
+            // Record the invocations that were accepted meanwhile, so that the next start does not send them again.
+            self.record_now().await;
+            self.store.close().await;
+        };
+        if tokio::time::timeout(CLOSE_WITHIN, close).await.is_err() {
+            tracing::warn!("the database did not answer in time and was not closed");
+        }
     }
 }
 
