@@ -26,7 +26,7 @@ use crate::clients::Ledger;
 use crate::stage::{Database, Stage};
 
 /// Time in which everything has to become quiet after the last fault.
-const QUIET_WITHIN: Duration = Duration::from_secs(120);
+const QUIET_WITHIN: Duration = Duration::from_secs(300);
 /// Interval of the progress lines.
 const PROGRESS: Duration = Duration::from_secs(10);
 
