@@ -43,7 +43,7 @@ pub enum Lifetime {
 pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime) -> anyhow::Result<()> {
     let mut signals = Signals::listen();
     let listen = config.server.listen;
-    let listener = listener(listen).await?;
+    let listener = listener(listen)?;
     let bound = listener.local_addr()?;
     for (setting, url) in config.plain_http() {
         tracing::warn!(setting, url, "this URL leads to another machine in plain text: use https");
@@ -112,10 +112,10 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
 }
 
 /// Returns the listening socket that the service manager passed (systemd's socket activation), or binds one.
-async fn listener(listen: SocketAddr) -> anyhow::Result<TcpListener> {
+fn listener(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     let inherited = ListenFd::from_env().take_tcp_listener(0).context("cannot use the inherited socket")?;
     let Some(inherited) = inherited else {
-        return TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"));
+        return rap_io::serve::listen(listen).with_context(|| format!("cannot listen on {listen}"));
     };
     // The checks of the configuration were made for `server.listen`.
     let bound = inherited.local_addr()?;

@@ -8,6 +8,7 @@ mod stream;
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,7 +22,7 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
 use tower::ServiceExt;
 
@@ -37,6 +38,9 @@ const FILE_LIMIT_DIVISOR: u64 = 2;
 /// Maximum size of the head of a request, and of the part of an answer that is buffered for a reader that does not
 /// read, in bytes.
 const BUFFER_BYTES: usize = 64 * 1024;
+/// Maximum number of connections that wait to be accepted, unless the system allows fewer. The system drops further ones, and
+/// their clients wait a second or more until they try again, so a burst of one client would slow down others.
+const BACKLOG: u32 = 4096;
 /// Answer to a connection that cannot be admitted.
 const REFUSAL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nx-content-type-options: nosniff\r\n\
@@ -63,6 +67,14 @@ pub struct Peer {
     pub address: SocketAddr,
     /// Certificate that the client has shown in the handshake.
     pub certificate: Option<PeerCertificate>,
+}
+
+/// Listens on an address, with room for bursts of connections.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
 }
 
 /// Serves plain HTTP until `stop` resolves; see [`serve_with_tls_until`].
@@ -290,6 +302,23 @@ mod tests {
         let mut beginning = [0; 1024];
         let read = stream.read(&mut beginning).await.unwrap_or(0);
         String::from_utf8_lossy(&beginning[..read]).into_owned()
+    }
+
+    #[tokio::test]
+    async fn a_burst_of_connections_waits_to_be_accepted() {
+        const BURST: usize = 2000;
+        let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+        if allowed.trim().parse::<usize>().unwrap() < BURST || connections_within_file_limit() < BURST {
+            return eprintln!("the system allows fewer connections");
+        }
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut open = Vec::new();
+        for _ in 0..BURST {
+            // A connection that was dropped is tried again only after a second, and is dropped again.
+            let connect = tokio::time::timeout(Duration::from_secs(20), TcpStream::connect(address));
+            open.push(connect.await.unwrap().unwrap());
+        }
     }
 
     #[tokio::test]

@@ -54,8 +54,9 @@ use crate::store::postgres::{self, Address, DatabaseClock, NodeSettings, Parts, 
 use crate::store::sqlite::sibling_path;
 use crate::store::transfer::Origin;
 use crate::store::{
-    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, PostgresError, Receipt, Signal,
-    SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+    self, AskWork, Committed, InvokeWork, Message, MessageClass, MessageSender, OpenError, PostgresError,
+    Receipt, Signal, SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind,
+    WorkQueue,
 };
 use crate::token::Tokens;
 use crate::toolsets::{DiscoveryTimes, Toolsets};
@@ -416,9 +417,21 @@ impl Engine {
         self.tasks.spawn_on(task, &self.handle);
     }
 
-    /// Applies an input from a client or a tool.
+    /// Applies the input of a callback to a thread.
+    pub(crate) async fn apply_callback(
+        &self,
+        thread: ThreadKey,
+        target: Target,
+        input: Input,
+    ) -> Result<Receipt, store::Error> {
+        let class = MessageClass::External(MessageSender::Tools(thread));
+        self.apply(class, Message::new(target, input)).await
+    }
+
+    /// Applies an input of a client.
+    #[cfg(test)]
     pub(crate) async fn apply_external(&self, target: Target, input: Input) -> Result<Receipt, store::Error> {
-        self.apply(MessageClass::External, Message::new(target, input)).await
+        self.apply(MessageClass::OF_A_CLIENT, Message::new(target, input)).await
     }
 
     pub(crate) async fn apply(&self, class: MessageClass, message: Message) -> Result<Receipt, store::Error> {

@@ -2,7 +2,8 @@
 //! answers, one that floods with events, and a model that hangs. Memory stays below a bound, refusals come soon, other
 //! clients are served, and in the end everything that was accepted is there.
 //!
-//! The load comes from the same machine, so it slows the runtime down also by using its processors.
+//! The load comes from the same machine. Its threads have the lowest priority, so that it does not take the processors from the
+//! runtime and the other clients, as a load from other machines would not either.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -13,10 +14,11 @@ use rap_testkit::http::{self, Response};
 use rap_testkit::peer::{self, Reply, Request};
 use rap_testkit::tools::{Call, DISCOVERY, INVOKE, tool, with};
 use rap_testkit::{Rap, Setup};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Resource, Rlimit, getrlimit, setpriority_process, setrlimit};
 use serde_json::{Value, json};
 use tokio::io::AsyncWriteExt;
 use tokio::net::TcpStream;
+use tokio::runtime::{Builder, Handle, Runtime};
 use tokio::sync::watch;
 use tokio::task::JoinSet;
 
@@ -45,6 +47,8 @@ const FLOODING: usize = 8;
 const STUCK: usize = 100;
 const ANSWER_WITHIN: Duration = Duration::from_secs(20);
 const PAUSE: Duration = Duration::from_millis(20);
+/// Priority of the threads that cause the load: the lowest one.
+const NICE: i32 = 19;
 
 const LOAD: &str = "token-of-the-load-0001";
 const BYSTANDER: &str = "token-of-a-bystander-1";
@@ -52,6 +56,7 @@ const BYSTANDER: &str = "token-of-a-bystander-1";
 /// Runs everything. Returns what is wrong.
 pub(crate) async fn run(connections: usize, seconds: u64) -> Vec<String> {
     raise_file_limit();
+    let generator = low_priority_runtime();
     let model = model::start_reliable().await;
     let capacity = capacity(&model).await;
     println!("capacity: {capacity:.0} messages a second, each with the answer of a model");
@@ -61,7 +66,7 @@ pub(crate) async fn run(connections: usize, seconds: u64) -> Vec<String> {
     let setup = setup(&model)
         .limit(&format!("requests_per_second = {}", (capacity as u64).max(1)))
         .tool_server(&mute)
-        .tool_server(&flood_tools(&flood).await)
+        .tool_server(&flood_tools(&flood, generator.handle()).await)
         .agent("name = \"usual\"")
         .agent(&format!("name = \"hangs\"\n[agent.model]\n{}", model::lines(&hanging)));
     let rap = setup.start();
@@ -72,15 +77,17 @@ pub(crate) async fn run(connections: usize, seconds: u64) -> Vec<String> {
     let open = open_connections(&url, connections).await;
     println!("{} of {connections} connections are open", open.len());
     let over = until_after(Duration::from_secs(seconds));
-    let (offered, loaded) = tokio::join!(
-        offer(&url, OVERLOAD * capacity, Duration::from_secs(seconds)),
-        bystanders(&url, "loaded", &over)
-    );
+    let load = offer(url.clone(), OVERLOAD * capacity, Duration::from_secs(seconds));
+    let load = generator.spawn(load);
+    let loaded = bystanders(&url, "loaded", &over).await;
+    let offered = load.await.unwrap();
     flood.ended.store(true, Ordering::SeqCst);
     drop(open);
     release.send_replace(true);
     println!("{offered}");
-    println!("under load, others wait {}", Latencies(&loaded.0));
+    let ratio =
+        Latencies(&loaded.0).quantile(0.5).as_secs_f64() / Latencies(&quiet.0).quantile(0.5).as_secs_f64();
+    println!("under load, others wait {}: {ratio:.1} times as long", Latencies(&loaded.0));
     println!(
         "{} events accepted, {} refused",
         flood.accepted.lock().unwrap().len(),
@@ -94,7 +101,14 @@ pub(crate) async fn run(connections: usize, seconds: u64) -> Vec<String> {
     if memory > MEMORY_MIB {
         violations.push(format!("the runtime used {memory} MiB of memory, more than {MEMORY_MIB}"));
     }
+    generator.shutdown_background();
     violations
+}
+
+/// Makes a runtime for what causes the load.
+fn low_priority_runtime() -> Runtime {
+    let lower = || setpriority_process(None, NICE).unwrap();
+    Builder::new_multi_thread().worker_threads(2).on_thread_start(lower).enable_all().build().unwrap()
 }
 
 fn raise_file_limit() {
@@ -213,15 +227,15 @@ struct Flood {
 }
 
 /// A tool server that sends events as fast as they are answered.
-async fn flood_tools(flood: &Arc<Flood>) -> String {
-    let flood = Arc::clone(flood);
+async fn flood_tools(flood: &Arc<Flood>, generator: &Handle) -> String {
+    let (flood, generator) = (Arc::clone(flood), generator.clone());
     peer::serve(move |request| {
-        let flood = Arc::clone(&flood);
+        let (flood, generator) = (Arc::clone(&flood), generator.clone());
         async move {
             match request.path.as_str() {
                 DISCOVERY => return discovery(&request, "flood"),
                 INVOKE => {
-                    tokio::spawn(send_events(Arc::new(Call { request }), flood));
+                    generator.spawn(send_events(Arc::new(Call { request }), flood));
                 }
                 _ => {}
             }
@@ -367,7 +381,7 @@ impl std::fmt::Display for Offered {
 }
 
 /// Sends messages at a rate, whether they are answered or not.
-async fn offer(url: &str, per_second: f64, time: Duration) -> Offered {
+async fn offer(url: String, per_second: f64, time: Duration) -> Offered {
     let (mut offered, mut tasks) = (Offered::default(), JoinSet::new());
     let (began, mut number) = (Instant::now(), 0);
     while began.elapsed() < time {
@@ -378,7 +392,7 @@ async fn offer(url: &str, per_second: f64, time: Duration) -> Offered {
                 offered.unsent += 1;
                 continue;
             }
-            let (url, number, began) = (url.to_owned(), number, Instant::now());
+            let (url, number, began) = (url.clone(), number, Instant::now());
             tasks.spawn(async move {
                 let answer = create(&url, LOAD, &format!("load-{number}"), json!({})).await;
                 (number, answer, began.elapsed())

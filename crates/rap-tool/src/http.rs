@@ -74,7 +74,9 @@ async fn discover(State(engine): State<Arc<Engine>>) -> Response {
 
 async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, ErrorResponse> {
     let Admitted { caller, received, .. } = admit(&engine, Endpoint::Invoke, request).await?;
-    match engine.accept(caller, received.bytes).await {
+    let accepted = engine.accept(caller, received.bytes).await;
+    rap_io::crash::point("before_invocation_answer");
+    match accepted {
         Ok(Accepted::New | Accepted::Repeat) => Ok(StatusCode::OK),
         Err(Refusal::Invalid(invalid)) => Err(ErrorResponse::invalid(&invalid)),
         Err(Refusal::Stale) => Err(ErrorResponse::new(

@@ -9,12 +9,15 @@ use rap_api::TokenScope;
 use subtle::ConstantTimeEq;
 
 use super::ErrorResponse;
-use super::admission::{Client, Sender};
+use super::admission::Sender;
 use super::guard::refuse_without_tokens;
 use super::session;
 use crate::engine::Engine;
 use crate::settings::Settings;
-use crate::store::{ClientToken, Message, Target, TokenDigest, Visibility, may_be_created};
+use crate::store::{
+    self, Client, ClientToken, Message, MessageClass, MessageSender, Receipt, Target, TokenDigest,
+    Visibility, may_be_created,
+};
 
 /// Interval at which the use of a token is recorded.
 const USED_EVERY: Duration = Duration::from_secs(600);
@@ -116,6 +119,11 @@ impl Principal {
     /// Makes a message to a thread that the client sees.
     pub(super) fn message(&self, target: Target, input: Input) -> Message {
         Message { visible: self.visible.clone(), ..Message::new(target, input) }
+    }
+
+    /// Applies a message of the client.
+    pub(super) async fn apply(&self, engine: &Engine, message: Message) -> Result<Receipt, store::Error> {
+        engine.apply(MessageClass::External(MessageSender::Client(self.client)), message).await
     }
 
     /// Waits until the token is revoked.

@@ -113,7 +113,9 @@ fn compare_calls(conn: &Connection, number: i64, row: &Row) -> Result<(), Violat
     let expected: Vec<(i64, String, Option<i64>)> = row
         .questions
         .iter()
-        .map(|(number, row)| (*number as i64, row.call.to_string(), row.selected.map(|selected| selected as i64)))
+        .map(|(number, row)| {
+            (*number as i64, row.call.to_string(), row.selected.map(|selected| selected as i64))
+        })
         .collect();
     ensure!(questions == expected, "I4: questions are stored as {questions:?} instead of {expected:?}");
     let sql = "SELECT call, event FROM seen WHERE thread = ?1 AND NOT EXISTS (SELECT 1 FROM ended_subscriptions e \

@@ -343,7 +343,10 @@ impl Engine {
         };
         let body = Bytes::from(message.body.clone());
         let headers = self.sign(message, &body).await;
-        match self.outgoing.post(url, &headers, body).await {
+        rap_io::crash::point("before_delivery");
+        let answered = self.outgoing.post(url, &headers, body).await;
+        rap_io::crash::point("after_delivery");
+        match answered {
             Ok(reply) => AttemptResult::Finished(Outcome::Answered {
                 status: reply.status,
                 retry_after: reply.retry_after,

@@ -15,8 +15,9 @@ use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::engine::Engine;
-use crate::http::admission::{AnswerMemory, Client, NoMemory, SMALL_ANSWER};
+use crate::http::admission::{AnswerMemory, NoMemory, SMALL_ANSWER};
 use crate::store;
+use crate::store::Client;
 
 /// Number of pages or events that are buffered for a reader.
 const BUFFERED: usize = 16;
