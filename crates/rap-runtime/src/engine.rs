@@ -55,8 +55,8 @@ use crate::store::sqlite::sibling_path;
 use crate::store::transfer::Origin;
 use crate::store::{
     self, AskWork, Committed, InvokeWork, Message, MessageClass, MessageSender, OpenError, PostgresError,
-    Receipt, Signal, SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind,
-    WorkQueue,
+    Receipt, Signal, SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, TokenDigest, Work, WorkKey,
+    WorkKind, WorkQueue,
 };
 use crate::token::Tokens;
 use crate::toolsets::{DiscoveryTimes, Toolsets};
@@ -131,6 +131,8 @@ pub(crate) struct Engine {
     /// Rules for URLs that tools name.
     urls: Arc<UrlRules>,
     pub(crate) tokens: Tokens,
+    /// Digests of the configured tokens of clients, in the order of the settings.
+    pub(crate) client_tokens: Vec<TokenDigest>,
     /// Identity of this runtime in the records of sessions that are moved.
     pub(crate) origin: Origin,
     /// Key that encrypts stored secrets.
@@ -249,6 +251,7 @@ impl Engine {
             dispatcher: Dispatcher::new(slots(limits)),
             awaiting_tools: Arc::new(Semaphore::new(AWAITING_TOOLS)),
             admission: Admission::new(limits),
+            client_tokens: settings.tokens.iter().map(|token| TokenDigest::of(token.expose())).collect(),
             callback_requirements,
             notifications: Notifications::new(&settings.tool_servers),
             consent_client: OnceLock::new(),

@@ -7,6 +7,7 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the run")]
 
+mod bystanders;
 mod check;
 mod clients;
 mod clock;
