@@ -5,10 +5,9 @@ use std::time::Duration;
 use rap_protocol::Timestamp;
 use serde::{Deserialize, Serialize};
 
-use crate::head::LONGEST_PAUSE;
 use crate::step::StepBuilder;
 
-const HOUR: Duration = LONGEST_PAUSE;
+const HOUR: Duration = Duration::from_secs(3600);
 const HOURLY_WAKES: (&str, &str) = ("wakes", "in this hour");
 
 /// Budget of a session.

@@ -127,7 +127,7 @@ impl StepBuilder<'_> {
         }
         let open = self.head.open_call(call).ok_or(Ignored::SettledCall)?.clone();
         if open.timer().is_none_or(|at| at > self.now) {
-            return self.rebase_timer(&open);
+            return Err(Ignored::NotDue);
         }
         if let Some(CallbackProblem { why, settle_at }) = open.problem
             && open.until.is_none_or(|until| settle_at < until)
@@ -150,22 +150,6 @@ impl StepBuilder<'_> {
             return self.settle_with_text(call, CallState::Interrupted, text);
         }
         self.settle_with_text(call, CallState::TimedOut, texts::timed_out(until.since(open.since)))
-    }
-
-    /// Handles a timer that is not due. If the clock was set back since the call was made, the call begins now, so that it
-    /// does not last longer than it may.
-    fn rebase_timer(&mut self, call: &OpenCall) -> Result<(), Ignored> {
-        let now = self.now;
-        let by = call.since.since(now);
-        let open = self.open_call_mut(&call.id).filter(|_| !by.is_zero()).ok_or(Ignored::NotDue)?;
-        open.since = now;
-        open.until = open.until.map(|until| until.minus(by));
-        if let Some(problem) = &mut open.problem {
-            problem.settle_at = problem.settle_at.min(now.plus(REFUSED_CALLBACK_GRACE));
-        }
-        let at = open.timer();
-        self.writes.push(Write::Timer { call: call.id.clone(), at });
-        Ok(())
     }
 
     /// Records that a callback of the call was refused. Users see the reason, and the call is settled after a while.

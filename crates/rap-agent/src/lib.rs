@@ -56,8 +56,8 @@ pub use crate::facts::{
 };
 pub use crate::fork::{ForkPoint, ForkSearch};
 pub use crate::head::{
-    Backlog, CallbackProblem, Cause, Head, KEPT_QUESTIONS, LONGEST_PAUSE, OpenCall, Origin, Pause,
-    PauseScope, Phase, Question, QuestionKind, Server, Subscription, TurnInProgress, Usage,
+    Backlog, CallbackProblem, Cause, Head, KEPT_QUESTIONS, OpenCall, Origin, Pause, PauseScope, Phase,
+    Question, QuestionKind, Server, Subscription, TurnInProgress, Usage,
 };
 pub use crate::input::{
     BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnAnswer, TurnRetry,

@@ -297,16 +297,12 @@ impl<'a> StepBuilder<'a> {
             }
             Queue::UntilBatchCloses => TurnReason::External,
         };
-        let dropped = held.dropped_from_session;
         let (first, count) = held.clear();
         if count == 0 {
             return None;
         }
         self.writes.push(Write::Release { queue, first, count, seq: self.head.seq + 1 });
         self.head.seq += count;
-        if dropped > 0 {
-            self.append(Item::notice(texts::messages_dropped(dropped)));
-        }
         Some(reason)
     }
 
@@ -455,12 +451,10 @@ impl<'a> StepBuilder<'a> {
     }
 
     /// Handles a message of the session. It does not count as held input, which has its own limit: messages of threads that
-    /// work together do not keep events away. If too many wait, the message is dropped. The sender is told, and so is this thread
-    /// when it reads the others, since the sender may be closed by then.
+    /// work together do not keep events away. If too many wait, the message is dropped, and the sender is told.
     fn handle_session_input(&mut self, sender: ThreadId, items: Vec<Item>, external_input_at: Timestamp) {
-        let held = &mut self.head.held;
+        let held = &self.head.held;
         if held.from_session >= HELD_FROM_SESSION.0 || held.bytes >= HELD_FROM_SESSION.1 {
-            held.dropped_from_session += 1;
             return self.send(sender, ThreadMessage::Notice { text: texts::MESSAGE_NOT_ACCEPTED.into() });
         }
         self.handle_input(items, TurnReason::Session { external_input_at });

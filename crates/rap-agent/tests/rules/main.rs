@@ -9,7 +9,6 @@ mod budget;
 mod built_in;
 mod callbacks;
 mod calls;
-mod clock;
 mod closing;
 mod conversation;
 mod events;
