@@ -10,7 +10,7 @@ use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 use super::display_texts::show;
 use super::fallback::{FailedRequest, ModelChange, ModelList, Outages};
 use super::plan_calls::{CallContext, plan};
-use super::run::{LONGEST_RETRY, WorkOutcome};
+use super::run::WorkOutcome;
 use super::summary::{ModelRef, TurnContext, size};
 use super::{Engine, built_in};
 use crate::hub::LiveEvent;
@@ -25,7 +25,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// Maximum size of the part of an answer that event streams get at once, in bytes.
 const DELTA_BYTES: usize = 16 * 1024;
 /// Longest pause that a model server can ask for.
-const MAX_RETRY_AFTER: Duration = LONGEST_RETRY;
+const MAX_RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
 
 /// Tokens of a turn that are not stored yet. They are paid for, even if the turn is cancelled.
 #[derive(Default)]
@@ -273,7 +273,7 @@ impl Engine {
         self.outages().failed(&agent.name, position, failed, now);
     }
 
-    pub(super) fn outages(&self) -> std::sync::MutexGuard<'_, Outages> {
+    fn outages(&self) -> std::sync::MutexGuard<'_, Outages> {
         self.outages.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 

@@ -8,13 +8,9 @@ use std::time::Duration;
 
 use rap_agent::Input;
 use rap_protocol::Timestamp;
-use tokio::time::Instant;
 
-use super::fallback::Outages;
 use super::{Engine, STORE_PAUSE};
-use crate::store::{
-    self, LongestPauses, Message, MessageClass, PageRequest, SessionKey, Target, Timer, TimerRow, Visibility,
-};
+use crate::store::{self, Message, MessageClass, SessionKey, Target, Timer};
 
 /// Longest time that the clock sleeps.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(60);
@@ -35,30 +31,11 @@ const DELIVERIES_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// it.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(30);
 
-/// Longest pauses of stored work.
-const PAUSES: LongestPauses = LongestPauses {
-    retry: super::run::LONGEST_RETRY,
-    message: POSTPONE_BY,
-    alert: super::alerts::LONGEST_RETRY,
-};
-/// Difference between the wall clock and the time that has passed which does not count as a clock that was set back.
-const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
-
-/// The last check for pauses that have become too long.
-struct CheckedPauses {
-    at: (Timestamp, Instant),
-    /// False if there was no check yet, or if the last one failed.
-    complete: bool,
-}
-
 impl Engine {
     pub(super) async fn run_clock(self: Arc<Self>) {
-        let began = (self.now(), Instant::now());
-        let mut prune_at = began.1 + PRUNE_EVERY;
-        // The clock may have been set back while no process was running.
-        let mut pauses = CheckedPauses { at: began, complete: false };
+        let began = self.now();
+        let mut prune_at = began.plus(PRUNE_EVERY);
         loop {
-            self.end_long_pauses(&mut pauses).await;
             // Anything that becomes due from now on may be missed by this pass, so it has to wake the clock.
             self.clock_at.store(i64::MAX, Ordering::SeqCst);
             let pause = match self.fire_due(began).await {
@@ -69,11 +46,11 @@ impl Engine {
                     STORE_PAUSE.1
                 }
             };
-            if prune_at <= Instant::now() {
-                prune_at = Instant::now() + self.prune().await;
+            if prune_at <= self.now() {
+                prune_at = self.now().plus(self.prune().await);
             }
             let checks = self.settings.limits.lost_after.min(LONGEST_SLEEP);
-            let pause = pause.min(LONGEST_SLEEP).min(checks).min(prune_at - Instant::now());
+            let pause = pause.min(LONGEST_SLEEP).min(checks).min(prune_at.since(self.now()));
             self.clock_at.store(self.now().plus(pause).0, Ordering::SeqCst);
             tokio::select! {
                 biased;
@@ -84,73 +61,17 @@ impl Engine {
         }
     }
 
-    /// Ends pauses that have become too long because the clock was set back, and lets timers of threads start again.
-    async fn end_long_pauses(&self, checked: &mut CheckedPauses) {
-        let (now, at) = (self.now(), Instant::now());
-        let expected = checked.at.0.plus(at - checked.at.1);
-        let was_set_back = now.plus(CLOCK_TOLERANCE) < expected;
-        checked.at = (now, at);
-        if checked.complete && !was_set_back {
-            return;
-        }
-        if was_set_back {
-            // The times of failures are in the future now.
-            *self.outages() = Outages::default();
-            tracing::warn!(seconds = expected.since(now).as_secs(), "the clock was set back");
-        }
-        let ended = async {
-            self.store.end_long_pauses(now, PAUSES).await?;
-            if was_set_back { self.recheck_timers().await } else { Ok(()) }
-        };
-        let ended = ended.await;
-        checked.complete = ended.is_ok();
-        if let Err(error) = ended {
-            tracing::warn!(
-                why = error.with_sources(),
-                "pauses may last too long after the clock was set back"
-            );
-        }
-    }
-
-    /// Lets the rules look at all timers. They move those that were set before the clock was set back.
-    async fn recheck_timers(&self) -> Result<(), store::Error> {
-        let mut page_request = PageRequest::first(ROWS);
-        loop {
-            let page = self.store.timers(&Visibility::All, page_request).await?;
-            let message = |timer: TimerRow| {
-                let input = match timer.call {
-                    Some(call) => Input::TimerFired { call },
-                    None => Input::Due,
-                };
-                Message::new(Target::Id(timer.thread), input)
-            };
-            let early = page.rows.into_iter().filter(|timer| timer.at > self.now());
-            let applied = self.store.apply(MessageClass::Internal, early.map(message).collect()).await;
-            for error in applied.into_iter().filter_map(Result::err) {
-                if matches!(error, store::Error::Closed | store::Error::Unavailable(_)) {
-                    return Err(error);
-                }
-            }
-            let Some(after) = page.next else { return Ok(()) };
-            page_request = PageRequest { after, limit: ROWS };
-        }
-    }
-
     /// Fires due timers and starts work whose retry time has come. Returns the next due time.
-    async fn fire_due(
-        self: &Arc<Self>,
-        (began, began_at): (Timestamp, Instant),
-    ) -> Result<Option<Timestamp>, store::Error> {
+    async fn fire_due(self: &Arc<Self>, began: Timestamp) -> Result<Option<Timestamp>, store::Error> {
         let at = self.now();
         for queue in self.dispatcher.check_store_for_all() {
             self.fill_slots(&queue);
         }
         self.messages_due.notify_one();
         // Tools may still be retrying results that they could not deliver while the runtime was down.
-        let grace = self.settings.limits.thread.call_timeout.unwrap_or(TIMEOUT_GRACE).min(TIMEOUT_GRACE);
-        let left = grace.saturating_sub(began_at.elapsed());
-        let (late_after, again) =
-            if left.is_zero() { (Timestamp(i64::MIN), None) } else { (began, Some(at.plus(left))) };
+        let grace =
+            began.plus(self.settings.limits.thread.call_timeout.unwrap_or(TIMEOUT_GRACE).min(TIMEOUT_GRACE));
+        let (late_after, again) = if at < grace { (began, Some(grace)) } else { (Timestamp(i64::MIN), None) };
         while self.fire_timers(at, late_after).await? == More::Maybe {
             if self.stop.is_cancelled() {
                 return Err(store::Error::Closed);

@@ -15,11 +15,10 @@ use super::state::Sim;
 use crate::store::transfer::{Export, Origin, Parcel, ParcelState, TokenThread, Transfer};
 use crate::store::{
     CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error,
-    Expired, Expiry, FiguresRow, HistoryPage, InboxItem, LongestPauses, Message, MessageClass,
-    NewClientToken, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Remaining, SessionKey,
-    SessionToolset, SqliteStore, Store, StoreCounts, SubscriptionRow, Target, Thread, ThreadFilter,
-    ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey,
-    WorkKind, WorkQueue,
+    Expired, Expiry, FiguresRow, HistoryPage, InboxItem, Message, MessageClass, NewClientToken, OutboxKey,
+    OutboxMessage, Page, PageRequest, Receipt, Redelivery, Remaining, SessionKey, SessionToolset,
+    SqliteStore, Store, StoreCounts, SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow,
+    Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
 };
 
 pub(super) struct SimStore {
@@ -252,10 +251,6 @@ impl Store for SimStore {
         at: Timestamp,
     ) -> Result<(), Error> {
         self.with_pauses(self.store.postpone_due(timers, messages, now, at)).await
-    }
-
-    async fn end_long_pauses(&self, now: Timestamp, longest: LongestPauses) -> Result<(), Error> {
-        self.with_pauses(self.store.end_long_pauses(now, longest)).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {

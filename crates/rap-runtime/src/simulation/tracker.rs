@@ -243,9 +243,7 @@ impl ThreadTracker {
                 let Some(Write::Append { entry, .. }) = step.writes.first() else {
                     return violation("LC-22: a failure is not reported".into());
                 };
-                // If the clock was set back, the time starts again.
-                let since = self.failing.filter(|since| *since <= entry.at).unwrap_or(entry.at);
-                self.failing = Some(since);
+                let since = *self.failing.get_or_insert(entry.at);
                 let failing = entry.at.since(since);
                 let event_child = matches!(row.head.origin(), Origin::Event { .. });
                 let in_time = failing < limits.failed_retry_for;

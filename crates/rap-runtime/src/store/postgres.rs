@@ -50,11 +50,11 @@ use super::batch::{self, DisabledThreads, StepMetrics};
 use super::transfer::DEPARTURE_LIFETIME;
 use super::{
     Activity, COUNT_LIMIT, CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord,
-    DuePage, DueWork, Error, Expired, Expiry, FiguresRow, Fleet, HistoryPage, InboxItem, LongestPauses,
-    Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt,
-    Redelivery, Remaining, Renewal, Reserve, SessionKey, SessionToolset, Signal, StepSettings, Store,
-    StoreCounts, SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow,
-    TokenDigest, TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
+    DuePage, DueWork, Error, Expired, Expiry, FiguresRow, Fleet, HistoryPage, InboxItem, Message,
+    MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery,
+    Remaining, Renewal, Reserve, SessionKey, SessionToolset, Signal, StepSettings, Store, StoreCounts,
+    SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest,
+    TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
 };
 use bulk::Bulk;
 pub(crate) use clock::DatabaseClock;
@@ -522,10 +522,6 @@ impl Store for PostgresStore {
         at: Timestamp,
     ) -> Result<(), Error> {
         self.write(work::postpone_due(&timers, &messages, now, at)).await
-    }
-
-    async fn end_long_pauses(&self, now: Timestamp, longest: LongestPauses) -> Result<(), Error> {
-        self.write(work::end_long_pauses(now, longest, self.inner.rules.longest_hold())).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {

@@ -46,9 +46,9 @@ use super::message_queue::{MessageQueue, Pending};
 use super::transfer::DEPARTURE_LIFETIME;
 use super::{
     COUNT_LIMIT, CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage,
-    DueWork, Error, Expired, Expiry, FiguresRow, HistoryPage, InboxItem, LongestPauses, Message,
-    MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery,
-    Remaining, SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow, Target, Thread,
+    DueWork, Error, Expired, Expiry, FiguresRow, HistoryPage, InboxItem, Message, MessageClass,
+    NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Remaining,
+    SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow, Target, Thread,
     ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility,
     Work, WorkKey, WorkKind, WorkQueue,
 };
@@ -596,11 +596,6 @@ impl Store for SqliteStore {
         at: Timestamp,
     ) -> Result<(), Error> {
         self.write(move |conn| work::postpone_due(conn, &timers, &messages, now, at)).await
-    }
-
-    async fn end_long_pauses(&self, now: Timestamp, longest: LongestPauses) -> Result<(), Error> {
-        let hold = self.inner.rules.longest_hold();
-        self.write(move |conn| work::end_long_pauses(conn, now, longest, hold)).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {

@@ -98,13 +98,7 @@ impl ThreadTracker {
             ensure!(self.runtime_calls.contains(call), "I8: {call} is not a schedule");
             return Ok(());
         }
-        if let [Write::Timer { at, .. }] = step.writes.as_slice() {
-            // The clock was set back. The timer starts again.
-            let moves = *at < row.calls[call].timer;
-            ensure!(moves, "I12: the timer of {call} is moved to {at:?}");
-            return Ok(());
-        }
-        let open = row.head.open_call(call).unwrap_or(&row.calls[call].open);
+        let open = &row.calls[call].open;
         let problem = row.head.open_call(call).and_then(|open| open.problem.as_ref());
         let now = step.writes.iter().find_map(written_at);
         let over = open.until.is_some_and(|until| now.is_some_and(|now| now >= until));

@@ -1,11 +1,10 @@
 //! Queries for due work. Due times are columns of the thread, call or question that the work belongs to. No claims are
 //! stored, since one process owns the file.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
-use std::time::Duration;
 
-use rap_agent::{LONGEST_PAUSE, LostAfter, OpenCall, Server, StatusCheck};
+use rap_agent::{LostAfter, OpenCall, Server, StatusCheck};
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ResponseUrl, Timestamp};
 use rusqlite::types::Value as SqlValue;
@@ -15,12 +14,10 @@ use super::facts;
 use super::heads::{self, call_id, is_row_error, skip_unreadable, thread_id, unreadable};
 use super::listings::decrypt_question;
 use crate::store::damage::Damage;
-use crate::store::deletion::RETRY;
 use crate::store::stored::{RETRY_QUERIES, RETRY_ROWS};
-use crate::store::work::DueRetries;
 use crate::store::{
-    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, LongestPauses, OutboxKey,
-    OutboxMessage, SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
+    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, OutboxKey, OutboxMessage,
+    SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
 };
 
 /// The queries for work of one kind. New work, which was not attempted yet, is always due and is found session by
@@ -157,9 +154,14 @@ fn due_retries(
     page: &DuePage,
 ) -> rusqlite::Result<(Vec<(SessionKey, WorkKey)>, bool)> {
     let rows_at_once = RETRY_ROWS + page.skip.len();
-    let mut retries = DueRetries::new(page);
+    let mut work: Vec<(SessionKey, WorkKey)> = Vec::new();
+    let mut counts: BTreeMap<SessionKey, usize> = BTreeMap::new();
     for _ in 0..RETRY_QUERIES {
-        let full = retries.full();
+        let full: Vec<SessionKey> = counts
+            .iter()
+            .filter(|(_, count)| **count >= page.per_session)
+            .map(|(session, _)| *session)
+            .collect();
         let mut parameters = vec![SqlValue::from(queue.destination.clone()), SqlValue::from(page.now.0)];
         let except = except(&full, &mut parameters);
         let order = due_column(queue.kind);
@@ -170,16 +172,23 @@ fn due_retries(
         while let Some(row) = rows.next()? {
             read += 1;
             let Some(key) = skip_unreadable(row.get(0)?, work_key(queue.kind, row))? else { continue };
-            retries.add(row.get(2)?, key);
+            let session = row.get(2)?;
+            let known = work.iter().any(|(_, other)| *other == key);
+            let count = counts.entry(session).or_default();
+            if *count < page.per_session && !known && !page.skip.contains(&key) {
+                *count += 1;
+                work.push((session, key));
+            }
         }
+        let now_full = counts.values().filter(|count| **count >= page.per_session).count();
         if read < rows_at_once {
-            return Ok(retries.finish(true));
+            return Ok((work, now_full > 0));
         }
-        if retries.full().len() == full.len() {
+        if now_full == full.len() {
             break;
         }
     }
-    Ok(retries.finish(false))
+    Ok((work, true))
 }
 
 fn due_column(kind: WorkKind) -> &'static str {
@@ -537,43 +546,6 @@ pub(super) fn postpone_due(
     for message in messages {
         let sql = "UPDATE letters SET due_at = ?2 WHERE no = ?1";
         conn.prepare_cached(sql)?.execute(params![message.0, at.0])?;
-    }
-    Ok(())
-}
-
-/// Makes everything due that pauses for longer than its kind ever does. `hold` is the longest time for which a thread holds
-/// its input.
-pub(super) fn end_long_pauses(
-    conn: &Connection,
-    now: Timestamp,
-    longest: LongestPauses,
-    hold: Duration,
-) -> rusqlite::Result<()> {
-    let LongestPauses { retry, message, alert } = longest;
-    let pauses = [
-        ("UPDATE threads SET ask_at = ?1 WHERE ask_attempts > 0 AND ask_at > ?2", retry),
-        (
-            "UPDATE calls SET invoke_at = ?1 \
-             WHERE state = 0 AND invoke_at IS NOT NULL AND attempts > 0 AND invoke_at > ?2",
-            retry,
-        ),
-        (
-            "UPDATE questions SET answer_at = ?1 WHERE answer_at IS NOT NULL AND attempts > 0 AND answer_at > ?2",
-            retry,
-        ),
-        (
-            "UPDATE calls SET asked_after = ?1 WHERE acknowledged_at IS NOT NULL AND state IN (0, 5) \
-             AND coalesce(asked_after, acknowledged_at) > ?2",
-            retry,
-        ),
-        ("UPDATE threads SET due = ?1 WHERE due > ?2", LONGEST_PAUSE.max(hold)),
-        ("UPDATE threads SET due = ?1 WHERE due > ?2 AND status NOT IN ('failed', 'needs_you')", hold),
-        ("UPDATE letters SET due_at = ?1 WHERE due_at > 0 AND due_at > ?2", message),
-        ("UPDATE alerts SET due = ?1 WHERE due > ?2", alert),
-        ("UPDATE deletions SET due = ?1 WHERE due > ?2", RETRY),
-    ];
-    for (sql, longest) in pauses {
-        conn.prepare_cached(sql)?.execute([now.0, now.plus(longest).0])?;
     }
     Ok(())
 }
