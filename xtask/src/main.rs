@@ -26,7 +26,8 @@ const USAGE: &str = "\
 usage: cargo xtask TASK
 
   test [-- FILTER…]  run all tests, doc tests, attacks and short storms, or the tests whose name contains a FILTER
-  test --long        the same, then 20,000 seeds of the simulation, ten minutes of storm on each database and of overload; takes 90 minutes
+  test --long        the same, then 20,000 seeds of the simulation, a database that is away for a minute, ten minutes of storm on each
+                     database and ten minutes of overload; takes 90 minutes
   lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
   attack [FILTER…]   attack a runtime and a tool server on loopback; docs/security.md says with what. --weakened attacks
                      servers that accept everything, to show that this is noticed

@@ -36,7 +36,7 @@ enum Command {
     Demo(commands::demo::Demo),
     /// Write a commented rap.toml that lists every setting.
     Init(Init),
-    /// Run the runtime: callback endpoint and client API.
+    /// Run the runtime: callback endpoint, client API and the page for people.
     Serve(Serve),
     /// Talk to an agent and watch what it does.
     Chat(commands::chat::Chat),

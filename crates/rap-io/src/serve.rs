@@ -344,7 +344,7 @@ mod tests {
             () = tokio::task::yield_now() => {}
         }
         drop(first);
-        accept(&listener, &new).await;
+        drop(accept(&listener, &new).await);
     }
 
     #[tokio::test]

@@ -58,6 +58,7 @@ use crate::store::{
     Receipt, Signal, SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, TokenDigest, Work, WorkKey,
     WorkKind, WorkQueue,
 };
+use crate::telemetry::Telemetry;
 use crate::token::Tokens;
 use crate::toolsets::{DiscoveryTimes, Toolsets};
 use crate::world::{Clock, HttpLimits, World};
@@ -144,6 +145,8 @@ pub(crate) struct Engine {
     validations: Validations<String>,
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
+    /// Records traces, if a collector is configured.
+    pub(crate) telemetry: Option<Telemetry>,
     pub(crate) world: World,
     pub(crate) dispatcher: Dispatcher,
     pub(crate) admission: Admission,
@@ -227,6 +230,11 @@ impl Engine {
         let (servers, urls) = (settings.tool_servers.clone(), Arc::new(settings.url_rules()));
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let key = keys.for_storage(world.now());
+        let telemetry = settings.telemetry.clone().map(|collector| {
+            let (telemetry, exporter) = Telemetry::new(collector);
+            tasks.spawn(exporter.run(stop.clone()));
+            telemetry
+        });
         let engine = Arc::new(Engine {
             origin: Origin::new(&keys, world.now(), &settings.public_url),
             secrets: key,
@@ -248,6 +256,7 @@ impl Engine {
             validations: Validations::default(),
             hub: Hub::new(),
             metrics: Metrics::new(&settings),
+            telemetry,
             dispatcher: Dispatcher::new(slots(limits)),
             awaiting_tools: Arc::new(Semaphore::new(AWAITING_TOOLS)),
             admission: Admission::new(limits),
@@ -319,6 +328,9 @@ impl Engine {
         });
         let due = timers.chain(step.head.due(limits)).min();
         self.count_wake(&thread, step.is_wake());
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.step(&thread, &step);
+        }
         let (status, alerts) = (step.head.status(), !step.entered.is_empty());
         tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
         self.tell_peers(|| Signal::of_step(thread.key, status, &Changes::of(&step)));
@@ -571,10 +583,18 @@ pub(crate) fn open_postgres(
 /// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name, unless it
 /// listens on no address of its own. Nodes of the same name that were started before lose their claims.
 pub(crate) fn node_name(listen: Option<SocketAddr>) -> String {
-    let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
-    let process = || format!("process {}", std::process::id());
+    node_name_on(std::path::Path::new("/"), listen, std::process::id())
+}
+
+/// Machines that were made from one image often have the same host name, or the same machine id. A boot id is unique to a
+/// machine that runs, but changes when it is started again; then the claims of the node before end with its lease. Containers
+/// have their own host names and the boot id of their host.
+fn node_name_on(root: &std::path::Path, listen: Option<SocketAddr>, process: u32) -> String {
+    let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default().trim().to_owned();
+    let (host, boot) = (read("proc/sys/kernel/hostname"), read("proc/sys/kernel/random/boot_id"));
+    let process = || format!("process {process}");
     let address = listen.map_or_else(process, |listen| listen.to_string());
-    format!("{} {address}", host.trim())
+    format!("{host} {boot} {address}")
 }
 
 /// Derives the rules of the store from the settings.

@@ -25,6 +25,7 @@ mod settings;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod telemetry;
 mod token;
 mod tool_server;
 mod toolsets;
@@ -50,6 +51,7 @@ pub use crate::settings::{
     Window,
 };
 pub use crate::store::{OpenError, PostgresError, UrlError};
+pub use crate::telemetry::TelemetrySettings;
 pub use crate::tool_server::{CallbackAuth, ServerState, Started, ToolServer};
 pub use rap_io::credentials::{Authorization, Credentials};
 pub use rap_io::oauth::OauthClient;

@@ -22,7 +22,7 @@ use url::Url;
 use crate::display::Scripts;
 use crate::function::IN_PROCESS;
 use crate::settings::ToolServer;
-use crate::store::{Error, Fleet, SessionKey, SessionToolset, Source, Store, StoredToolset};
+use crate::store::{Error, SessionKey, SessionToolset, Source, Store, StoredToolset};
 use crate::world::{To, World};
 pub(crate) use discovery::AwaitedFetches;
 use discovery::Fetches;
@@ -86,6 +86,8 @@ struct Cache {
     newest: HashMap<String, Document>,
     /// Time at which a session last refreshed the toolset of a server.
     refreshed: HashMap<(SessionKey, String), Instant>,
+    /// Value of [`Fleet::alone_since`] for which this was cached.
+    alone_since: Option<u64>,
 }
 
 /// A toolset as the server sent it.
@@ -192,15 +194,25 @@ impl Toolsets {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the store.
+    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the store. When
+    /// the last other node is gone, nothing is cached. Called before the cache is read.
     fn is_shared(&self) -> bool {
-        self.store.fleet().is_some_and(Fleet::has_peers)
+        let Some(fleet) = self.store.fleet() else { return false };
+        let alone_since = fleet.alone_since();
+        let mut cache = self.cache();
+        if std::mem::replace(&mut cache.alone_since, alone_since) != alone_since {
+            cache.forgotten += 1;
+            cache.sessions.clear();
+            cache.newest.clear();
+        }
+        alone_since.is_none()
     }
 
     /// Returns the newest toolset of a server that any session has fetched.
     async fn newest(&self, server: &str) -> Result<Option<StoredToolset>, Error> {
-        let known = self.cache().newest.get(server).cloned();
-        if let Some(document) = known.filter(|_| !self.is_shared()) {
+        if !self.is_shared()
+            && let Some(document) = self.cache().newest.get(server).cloned()
+        {
             return Ok(Some(document.to_stored()));
         }
         Ok(self.store.newest_toolset(server).await?.map(|hash| StoredToolset { hash, body: None }))
@@ -221,8 +233,9 @@ impl Toolsets {
 
     /// Returns the tools of a session without discovery, so that an invocation waits for no server but its own.
     pub(crate) async fn load(&self, session: SessionKey) -> Result<Arc<SessionTools>, Error> {
-        let cached = self.cache().sessions.get(&session).cloned();
-        if let Some(tools) = cached.filter(|_| !self.is_shared()) {
+        if !self.is_shared()
+            && let Some(tools) = self.cache().sessions.get(&session).cloned()
+        {
             return Ok(tools);
         }
         let forgotten = self.cache().forgotten;
@@ -394,7 +407,7 @@ impl Toolsets {
     async fn fetch_valid(&self, server: &ToolServer) -> Result<Vec<u8>, String> {
         server.settled().await;
         let url = server.at(DISCOVERY_PATH)?;
-        let to = To { url: &url, credentials_of: Some(&server.url) };
+        let to = To::new(&url, Some(&server.url));
         let answer = self.world.http.get(to, TOOLSET_BYTES).await;
         let answer = answer.map_err(|error| format!("discovery failed: {error}"))?;
         if answer.status != 200 {
@@ -474,7 +487,13 @@ impl Toolsets {
         let of = |server: &ToolServer| {
             latest.get(&server.url).unwrap_or(&pending).for_session(SessionKey::NONE, &server.url, at)
         };
-        let stored: Vec<SessionToolset> = self.servers.iter().map(of).collect();
+        let mut stored: Vec<SessionToolset> = self.servers.iter().map(of).collect();
+        if self.is_shared() {
+            // Another node may have fetched newer ones.
+            for known in stored.iter_mut().filter(|known| known.toolset.is_some()) {
+                known.toolset = self.newest(&known.server).await?.or(known.toolset.take());
+            }
+        }
         self.assemble(&stored).await
     }
 }

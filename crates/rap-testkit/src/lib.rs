@@ -11,6 +11,7 @@ pub mod bench;
 pub mod browser;
 pub mod certificates;
 pub mod client;
+pub mod collector;
 pub mod fuzz;
 pub mod http;
 pub mod ids;

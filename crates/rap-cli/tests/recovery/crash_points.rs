@@ -3,12 +3,19 @@
 
 use std::time::Duration;
 
-use rap_testkit::postgres::Server;
 use rap_testkit::{Process, Rap, Setup, Tools, until};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::support::{Api, data, prepared, setup};
+use crate::support::{self, Api, data, prepared};
+
+fn is_on_postgres() -> bool {
+    module_path!().ends_with("_on_postgres")
+}
+
+fn setup(tools: &Tools) -> Setup {
+    if is_on_postgres() { Setup::new().tools(tools).on_postgres() } else { support::setup(tools) }
+}
 
 /// Longest time until a point is reached.
 const REACHED_WITHIN: Duration = Duration::from_secs(60);
@@ -43,25 +50,10 @@ async fn until_status(api: &Api, id: &str, status: &str) {
     .await;
 }
 
+/// Runs the scenario, in which the process crashes at a point.
 async fn survive(point: &str) {
     let tools = Tools::start().await;
-    let rap = run(prepared(setup(&tools)), &tools, point).await;
-    let file = data(&rap).join("rap.db");
-    let (code, report) = rap.command(&["doctor", file.to_str().unwrap()]);
-    assert_eq!(code, Some(0), "after {point}: {report}");
-}
-
-async fn survive_on_postgres(point: &str) {
-    let (tools, database) = (Tools::start().await, Server::shared().database());
-    let store = format!("url = {:?}\nkey = {:?}", database.url(), "7e".repeat(32));
-    let rap = run(prepared(Setup::new().tools(&tools).store(&store)), &tools, point).await;
-    let config = rap.directory().join("rap.toml");
-    let (code, report) = rap.command(&["doctor", "--config", config.to_str().unwrap()]);
-    assert_eq!(code, Some(0), "after {point}: {report}");
-}
-
-/// Runs the scenario, in which the process crashes at a point. Returns the runtime that was started after the crash.
-async fn run(rap: Rap, tools: &Tools, point: &str) -> Rap {
+    let rap = prepared(setup(&tools));
     let api = Api::of(&rap);
     let restarted = start(rap, point);
     // A tool call, a timer, and a message between threads.
@@ -98,22 +90,26 @@ async fn run(rap: Rap, tools: &Tools, point: &str) -> Rap {
             "{thread} after {point}"
         );
     }
-    rap
+    let (file, config) = (data(&rap).join("rap.db"), rap.directory().join("rap.toml"));
+    let (code, report) = match is_on_postgres() {
+        true => rap.command(&["doctor", "--config", config.to_str().unwrap()]),
+        false => rap.command(&["doctor", file.to_str().unwrap()]),
+    };
+    assert_eq!(code, Some(0), "after {point}: {report}");
 }
 
 macro_rules! crash_points {
-    ($survive:ident: $($name:ident: $point:literal;)*) => {
+    ($($name:ident: $point:literal;)*) => {
         $(
             #[tokio::test(flavor = "multi_thread")]
             async fn $name() {
-                $survive($point).await;
+                survive($point).await;
             }
         )*
     };
 }
 
 crash_points! {
-    survive:
     a_crash_before_the_first_commit_loses_nothing: "before_commit";
     a_crash_before_a_later_commit_loses_nothing: "before_commit:4";
     a_crash_after_a_commit_loses_nothing: "after_commit:2";
@@ -127,13 +123,6 @@ crash_points! {
     a_crash_before_a_message_between_threads_loses_nothing: "before_message";
     a_crash_before_the_answer_to_a_callback_loses_nothing: "before_callback_answer";
     a_crash_before_the_answer_to_a_client_loses_nothing: "before_client_answer";
-}
-
-crash_points! {
-    survive_on_postgres:
-    a_crash_before_a_commit_on_postgres_loses_nothing: "before_postgres_commit:4";
-    a_crash_after_a_commit_on_postgres_loses_nothing: "after_postgres_commit:4";
-    a_crash_after_a_later_commit_on_postgres_loses_nothing: "after_postgres_commit:9";
 }
 
 /// A new point needs a test, and a test needs its point.

@@ -42,7 +42,8 @@ pub(super) fn reserve(engine_cell: &Arc<OnceLock<Weak<Engine>>>) -> Reserve {
 
 impl Signal {
     pub(super) fn of_step(thread: ThreadKey, status: rap_agent::Status, changes: &Changes) -> Signal {
-        Signal::Changed { thread, status, questions: changes.questions, views: changes.views.clone() }
+        let Changes { questions, views, children } = changes.clone();
+        Signal::Changed { thread, status, questions, views, children }
     }
 }
 
@@ -96,7 +97,8 @@ impl Engine {
             let pause = match fleet.renew(self.activity()).await {
                 Ok(Renewal { lapsed, peer_gone, next }) => {
                     if lapsed {
-                        self.abandon_lost_model_requests(fleet).await;
+                        // Signals of the others may be gone, too.
+                        self.read_everything_again(fleet).await;
                     }
                     if lapsed || peer_gone {
                         self.take_over();
@@ -118,15 +120,20 @@ impl Engine {
         }
     }
 
-    /// Abandons the model requests that another node has taken over, because the lease of this one had run out.
+    /// Finds out what signals of other nodes would have said: streams read again or end, and so do requests of clients whose token
+    /// was revoked and model requests that are no longer needed.
+    async fn read_everything_again(&self, fleet: &dyn Fleet) {
+        self.hub.publish_missed();
+        self.revocations.send_replace(());
+        self.abandon_lost_model_requests(fleet).await;
+    }
+
+    /// Abandons the model requests that are no longer needed, or that another node has taken over, because the lease of this one had
+    /// run out.
     async fn abandon_lost_model_requests(&self, fleet: &dyn Fleet) {
-        match fleet.claimed_model_requests().await {
-            Ok(claimed) => {
-                let lost = self.dispatcher.model_requests().into_iter().filter(|key| !claimed.contains(key));
-                for key in lost {
-                    self.dispatcher.cancel(&key);
-                }
-            }
+        let in_progress = self.dispatcher.model_requests();
+        match fleet.lost_model_requests(in_progress).await {
+            Ok(lost) => lost.iter().for_each(|key| _ = self.dispatcher.cancel(key)),
             Err(error) => {
                 tracing::warn!(why = error.with_sources(), "the claims of this node cannot be read")
             }
@@ -135,6 +142,7 @@ impl Engine {
 
     /// Looks for work of every kind.
     fn take_over(self: &Arc<Self>) {
+        self.note_activity();
         self.tasks.spawn_on(Arc::clone(self).resume_work(), &self.handle);
         self.tasks.spawn_on(Arc::clone(self).resume_moves(), &self.handle);
         self.messages_due.notify_one();
@@ -165,9 +173,9 @@ impl Engine {
         let threads = self.listened_threads(fleet, &signals).await;
         for signal in signals {
             match signal {
-                Signal::Changed { thread, status, questions, views } => {
+                Signal::Changed { thread, status, questions, views, children } => {
                     if let Some(thread) = threads.get(&thread).cloned() {
-                        let changes = Changes { questions, views, children: Vec::new() };
+                        let changes = Changes { questions, views, children };
                         self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread, status, changes });
                     }
                 }
@@ -195,8 +203,7 @@ impl Engine {
                     self.take_over();
                 }
                 Signal::Lost => {
-                    self.hub.publish_missed();
-                    self.revocations.send_replace(());
+                    self.read_everything_again(fleet).await;
                     self.take_over();
                 }
             }

@@ -157,6 +157,7 @@ macro_rules! suite {
                 postponed_timers_and_messages_are_not_due
                 a_timer_that_has_moved_is_not_postponed
                 the_next_due_time_is_the_earliest_of_all_kinds
+                no_pause_lasts_longer_than_its_kind_ever_does
                 messages_are_due_in_sending_order
             }
             tokens {
@@ -178,6 +179,7 @@ macro_rules! suite {
             deletion {
                 a_deleted_session_is_hidden_at_once_and_leaves_no_row
                 only_a_closed_session_is_deleted
+                a_deleted_session_is_not_exported
                 forks_keep_their_history_when_their_source_is_deleted
                 a_large_session_is_deleted_in_several_batches
                 sessions_expire_when_they_have_been_closed_for_a_time

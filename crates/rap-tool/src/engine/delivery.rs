@@ -16,7 +16,7 @@ use rap_io::client::{self, Client, Reply};
 use rap_io::hashing::hash;
 use rap_io::watched::Watched;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
-use rap_protocol::{CallbackUrl, Timestamp};
+use rap_protocol::{CallbackUrl, TRACEPARENT, Timestamp};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -342,7 +342,11 @@ impl Engine {
             return AttemptResult::Impossible;
         };
         let body = Bytes::from(message.body.clone());
-        let headers = self.sign(message, &body).await;
+        let mut headers = self.sign(message, &body).await;
+        headers.extend(message.trace.map(|trace| {
+            let value = HeaderValue::from_str(&trace.to_string()).expect("bug: the context is ASCII text");
+            (HeaderName::from_static(TRACEPARENT), value)
+        }));
         rap_io::crash::point("before_delivery");
         let answered = self.outgoing.post(url, &headers, body).await;
         rap_io::crash::point("after_delivery");

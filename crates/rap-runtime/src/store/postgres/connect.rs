@@ -273,9 +273,7 @@ impl Transaction {
 
     /// Sends the last statements and the commit in one pipeline.
     pub(super) async fn finish(mut self, statements: &[Statement]) -> Result<Vec<Vec<Row>>, Failure> {
-        rap_io::crash::point("before_postgres_commit");
         let done = self.send(statements, true).await;
-        rap_io::crash::point("after_postgres_commit");
         // The commit of a failed transaction is a rollback, so the connection can be used again. It was discarded if
         // it does not work.
         drop(self.connection.take());

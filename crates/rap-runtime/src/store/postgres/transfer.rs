@@ -28,10 +28,10 @@ use crate::store::transfer::{
 };
 use crate::store::{Error, HistoryPage, Loaded, Reserve, SessionKey, Thread, ThreadKey, Transfer};
 
-/// Settings of a transaction that moves a session.
-const BEGIN_MOVE: &str = "BEGIN; SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = '15s'; \
-                          SET LOCAL idle_in_transaction_session_timeout = '60s'";
-/// Settings of a transaction that reads a session.
+/// Settings of a transaction that moves a session. A statement may write or delete the rows of all its threads.
+pub(super) const BEGIN_MOVE: &str = "BEGIN; SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = '15s'; \
+                          SET LOCAL idle_in_transaction_session_timeout = '5s'";
+/// Settings of a transaction that reads a session. It waits for the reader of the records, and holds no lock meanwhile.
 const BEGIN_EXPORT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = '15s'; \
                             SET LOCAL idle_in_transaction_session_timeout = '60s'";
 /// Number of root threads that are listed at once.
@@ -498,12 +498,18 @@ impl Export for PostgresStore {
     ) -> Result<(), Error> {
         let mut tx = self.inner.others.begin(BEGIN_EXPORT).await?;
         let session = Session::find(&mut tx, session).await?.ok_or(Error::NoThread)?;
+        if deletion::is_marked(&mut tx, session.root.session).await? {
+            return Err(Error::NoThread);
+        }
         read(&mut tx, &session, origin, self.time(), &mut Sink::Channel(&records)).await?;
         Ok(())
     }
 
     async fn roots(&self, after: Option<ThreadKey>) -> Result<Vec<(ThreadKey, ThreadId)>, Error> {
-        let sql = "SELECT no, id FROM threads WHERE no > $1 AND parent IS NULL ORDER BY no LIMIT $2";
+        let not_deleted = deletion::NOT_DELETED;
+        let sql = format!(
+            "SELECT no, id FROM threads t WHERE no > $1 AND parent IS NULL AND {not_deleted} ORDER BY no LIMIT $2"
+        );
         let statement = Statement::new(sql).with(after.map_or(0, ThreadKey::number)).with(ROOTS);
         let rows = self.inner.others.read_one(statement).await?;
         let roots = rows.iter().map(|row| Ok((thread_key(row, 0)?, thread_id(row, 1)?)));
@@ -518,12 +524,11 @@ impl Transfer for PostgresStore {
         if state(&mut tx, session).await?.is_some() {
             return Err(Error::Moving);
         }
+        // A fork that is being made is committed first, so that it gets the history that it inherits.
         let found = Session::lock(&mut tx, session).await?.ok_or(Error::NoThread)?;
         if deletion::is_marked(&mut tx, found.root.session).await? {
             return Err(Error::NoThread);
         }
-        // A fork that is being made is committed first, so that it gets the history that it inherits.
-        tx.query(deletion::lock("pg_advisory_xact_lock", found.root.session)).await?;
         tx.query(new_parcel(session, ParcelState::Leaving, peer, now)).await?;
         read(&mut tx, &found, origin, now, &mut Sink::Parcel { id: session, number: 0 }).await?;
         separate_forks(&mut tx, &found).await?;

@@ -388,6 +388,10 @@ fn export(
     now: Timestamp,
     records: &mpsc::Sender<String>,
 ) -> rusqlite::Result<bool> {
+    let key = heads::key_of(conn, session)?;
+    if key.map(|key| deletion::is_marked(conn, SessionKey(key))).transpose()?.unwrap_or(false) {
+        return Ok(false);
+    }
     read(conn, session, origin, now, &mut |record| {
         let gone = |_| unreadable(std::io::Error::other("the reader of the records is gone"));
         records.blocking_send(record.write()).map_err(gone)
@@ -395,9 +399,12 @@ fn export(
 }
 
 fn roots(conn: &Connection, after: Option<ThreadKey>) -> rusqlite::Result<Vec<(ThreadKey, ThreadId)>> {
-    let sql = "SELECT no, id FROM threads WHERE no > ?1 AND parent IS NULL ORDER BY no LIMIT ?2";
+    let sql = format!(
+        "SELECT no, id FROM threads t WHERE no > ?1 AND parent IS NULL AND {} ORDER BY no LIMIT ?2",
+        deletion::NOT_DELETED
+    );
     let after = after.map_or(0, ThreadKey::number);
-    conn.prepare_cached(sql)?
+    conn.prepare_cached(&sql)?
         .query_map([after, ROOTS], |row| Ok((row.get(0)?, heads::thread_id(row, 1)?)))?
         .collect()
 }

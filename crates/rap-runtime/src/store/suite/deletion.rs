@@ -92,6 +92,19 @@ async fn listed(fixture: &Fixture) -> Vec<String> {
     page.rows.iter().map(|row| row.thread.id.to_string()).collect()
 }
 
+/// Otherwise it would be there again after an import.
+pub(crate) async fn a_deleted_session_is_not_exported(database: Box<dyn Database>) {
+    let fixture = Fixture::with(database, limits());
+    fixture.create_idle("other").await;
+    fixture.create_idle("root").await;
+    close(&fixture, "root").await;
+    delete(&fixture, "root").await.unwrap();
+    let roots = fixture.store.roots(None).await.unwrap();
+    assert_eq!(roots.into_iter().map(|(_, id)| id).collect::<Vec<_>>(), [id("other")]);
+    assert!(matches!(export(&*fixture.store, "root").await, Err(Error::NoThread)));
+    assert!(export(&*fixture.store, "other").await.is_ok());
+}
+
 pub(crate) async fn a_deleted_session_is_hidden_at_once_and_leaves_no_row(database: Box<dyn Database>) {
     let fixture = Fixture::with(database, limits());
     fixture.create_idle("other").await;
