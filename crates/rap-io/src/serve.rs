@@ -44,7 +44,7 @@ const BUFFER_BYTES: usize = 64 * 1024;
 const BACKLOG: u32 = 4096;
 /// Maximum number of connections for each processor that were accepted and that nothing was done for yet. Further ones wait in
 /// the backlog, where they cost nothing, so that requests in progress do not have to wait for all of them at each step.
-const NEW_PER_PROCESSOR: usize = 2;
+const NEW_PER_PROCESSOR: usize = 8;
 /// Answer to a connection that cannot be admitted.
 const REFUSAL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nx-content-type-options: nosniff\r\n\
