@@ -26,12 +26,15 @@ const USAGE: &str = "\
 usage: cargo xtask TASK
 
   test [-- FILTER…]  run all tests, doc tests, attacks and short storms, or the tests whose name contains a FILTER
-  test --long        the same, then 2,000 seeds of the simulation, a database that is away for a minute, and a storm of ten minutes on each; takes an hour
+  test --long        the same, then 20,000 seeds of the simulation, a database that is away for a minute, ten minutes of storm on each
+                     database and ten minutes of overload; takes 90 minutes
   lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
   attack [FILTER…]   attack a runtime and a tool server on loopback; docs/security.md says with what. --weakened attacks
                      servers that accept everything, to show that this is noticed
   storm [--seconds N] [--seed N] [--store sqlite|postgres] [--threads N]
                      kill, freeze and cut off running servers at random, and check that nothing was lost or doubled
+  storm --load CONNECTIONS [--seconds N]
+                     offer a runtime ten times the load that it can carry, and check that nothing accepted was lost
   requirements       write docs/conformance.md, which lists what proves each requirement of the specification;
                      with --check, write nothing and report what is missing or out of date
   breaks [FILTER]    apply the deliberate bugs of xtask/breaks.toml one at a time and show which tests fail; with

@@ -10,8 +10,8 @@ use std::process::{Child, Command, ExitCode, ExitStatus, Stdio};
 use crate::tally::{End, Reporter, Tally};
 use crate::{attack, cargo, storm};
 
-/// Number of seeds of the simulation in each of its four parts, in a long run.
-const LONG_SEEDS: &str = "500";
+/// Number of seeds of the simulation in each of its eight parts, in a long run.
+const LONG_SEEDS: &str = "2500";
 
 /// Scope of a test run.
 #[derive(Clone, Copy, PartialEq, Eq)]

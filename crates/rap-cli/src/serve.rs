@@ -45,7 +45,7 @@ pub enum Lifetime {
 pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime) -> anyhow::Result<()> {
     let mut signals = Signals::listen();
     let listen = config.server.listen;
-    let listener = listener(listen).await?;
+    let listener = listener(listen)?;
     let bound = listener.local_addr()?;
     for (setting, url) in config.plain_http() {
         tracing::warn!(setting, url, "this URL leads to another machine in plain text: use https");
@@ -71,7 +71,16 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
     let collector = settings.telemetry.as_ref().map(|telemetry| redact::url(&telemetry.url));
     let (url, database, servers) =
         (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());
-    let runtime = Runtime::start(settings)?;
+    // The start waits for the database. A signal ends the process all the same.
+    let starting = tokio::task::spawn_blocking(|| Runtime::start(settings));
+    let runtime = tokio::select! {
+        biased;
+        _ = signals.next() => {
+            tracing::info!("stopped before the database was ready");
+            return Ok(());
+        }
+        started = starting => started.context("the start failed")??,
+    };
     tracing::info!(%url, %database, tool_servers = servers, "listening on {bound}");
     tracing::info!("the page for people is at {url}/");
     if let Some(collector) = collector {
@@ -109,10 +118,10 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
 }
 
 /// Returns the listening socket that the service manager passed (systemd's socket activation), or binds one.
-async fn listener(listen: SocketAddr) -> anyhow::Result<TcpListener> {
+fn listener(listen: SocketAddr) -> anyhow::Result<TcpListener> {
     let inherited = ListenFd::from_env().take_tcp_listener(0).context("cannot use the inherited socket")?;
     let Some(inherited) = inherited else {
-        return TcpListener::bind(listen).await.with_context(|| format!("cannot listen on {listen}"));
+        return rap_io::serve::listen(listen).with_context(|| format!("cannot listen on {listen}"));
     };
     // The checks of the configuration were made for `server.listen`.
     let bound = inherited.local_addr()?;

@@ -8,6 +8,7 @@ mod stream;
 
 use std::convert::Infallible;
 use std::future::Future;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::Duration;
@@ -21,8 +22,9 @@ use hyper_util::rt::{TokioIo, TokioTimer};
 use hyper_util::server::graceful::{GracefulShutdown, Watcher};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use tokio::io::{AsyncRead, AsyncWrite};
-use tokio::net::{TcpListener, TcpStream};
+use tokio::net::{TcpListener, TcpSocket, TcpStream};
 use tokio::signal::unix::{Signal, SignalKind, signal};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore};
 use tower::ServiceExt;
 
 use crate::tls::{Acceptor, PeerCertificate};
@@ -37,6 +39,12 @@ const FILE_LIMIT_DIVISOR: u64 = 2;
 /// Maximum size of the head of a request, and of the part of an answer that is buffered for a reader that does not
 /// read, in bytes.
 const BUFFER_BYTES: usize = 64 * 1024;
+/// Maximum number of connections that wait to be accepted, unless the system allows fewer. The system drops further ones, and
+/// their clients wait a second or more until they try again, so a burst of one client would slow down others.
+const BACKLOG: u32 = 4096;
+/// Maximum number of connections for each processor that were accepted and that nothing was done for yet. Further ones wait in
+/// the backlog, where they cost nothing, so that requests in progress do not have to wait for all of them at each step.
+const NEW_PER_PROCESSOR: usize = 8;
 /// Answer to a connection that cannot be admitted.
 const REFUSAL: &[u8] =
     b"HTTP/1.1 503 Service Unavailable\r\nretry-after: 1\r\nx-content-type-options: nosniff\r\n\
@@ -65,6 +73,14 @@ pub struct Peer {
     pub certificate: Option<PeerCertificate>,
 }
 
+/// Listens on an address, with room for bursts of connections.
+pub fn listen(address: SocketAddr) -> io::Result<TcpListener> {
+    let socket = if address.is_ipv4() { TcpSocket::new_v4()? } else { TcpSocket::new_v6()? };
+    socket.set_reuseaddr(true)?;
+    socket.bind(address)?;
+    socket.listen(BACKLOG)
+}
+
 /// Serves plain HTTP until `stop` resolves; see [`serve_with_tls_until`].
 pub async fn serve_until(
     listener: TcpListener,
@@ -89,10 +105,12 @@ pub async fn serve_with_tls_until(
     let tls = tls.map(Arc::new);
     let pool = Pool::new(limits.connections.min(connections_within_file_limit()));
     let connections = GracefulShutdown::new();
+    let processors = std::thread::available_parallelism().map_or(1, usize::from);
+    let new = Arc::new(Semaphore::new(NEW_PER_PROCESSOR * processors));
     tokio::pin!(stop);
     loop {
         tokio::select! {
-            (socket, address) = accept(&listener) => match pool.admit() {
+            (socket, address, is_new) = accept(&listener, &new) => match pool.admit() {
                 Some(admitted) => {
                     let connection = Connection {
                         router: router.clone(),
@@ -101,7 +119,7 @@ pub async fn serve_with_tls_until(
                         limits,
                         watcher: connections.watcher(),
                     };
-                    serve(socket, address, admitted, &pool, tls.clone(), connection);
+                    serve((socket, address, is_new), admitted, &pool, tls.clone(), connection);
                 }
                 None => refuse(&socket),
             },
@@ -120,10 +138,14 @@ fn connections_within_file_limit() -> usize {
     files.map_or(usize::MAX, |files| usize::try_from(files / FILE_LIMIT_DIVISOR).unwrap_or(usize::MAX))
 }
 
-async fn accept(listener: &TcpListener) -> (TcpStream, SocketAddr) {
+/// A connection that was accepted. The permit is held until something is done for it.
+type AcceptedSocket = (TcpStream, SocketAddr, OwnedSemaphorePermit);
+
+async fn accept(listener: &TcpListener, new: &Arc<Semaphore>) -> AcceptedSocket {
+    let is_new = Arc::clone(new).acquire_owned().await.expect("bug: this semaphore is never closed");
     loop {
         match listener.accept().await {
-            Ok(accepted) => return accepted,
+            Ok((socket, address)) => return (socket, address, is_new),
             Err(error) => {
                 tracing::warn!(%error, "could not accept a connection");
                 tokio::time::sleep(ACCEPT_PAUSE).await;
@@ -149,8 +171,7 @@ struct Connection {
 }
 
 fn serve(
-    socket: TcpStream,
-    address: SocketAddr,
+    (socket, address, is_new): AcceptedSocket,
     admitted: Admitted,
     pool: &Arc<Pool>,
     tls: Option<Arc<Acceptor>>,
@@ -163,6 +184,7 @@ fn serve(
     let id = admitted.id();
     let task = tokio::spawn(async move {
         let _admitted = admitted;
+        drop(is_new);
         let Some(tls) = tls else {
             return connection.serve(socket, Peer { address, certificate: None }).await;
         };
@@ -290,6 +312,39 @@ mod tests {
         let mut beginning = [0; 1024];
         let read = stream.read(&mut beginning).await.unwrap_or(0);
         String::from_utf8_lossy(&beginning[..read]).into_owned()
+    }
+
+    #[tokio::test]
+    async fn a_burst_of_connections_waits_to_be_accepted() {
+        const BURST: usize = 2000;
+        let allowed = std::fs::read_to_string("/proc/sys/net/core/somaxconn").unwrap();
+        if allowed.trim().parse::<usize>().unwrap() < BURST || connections_within_file_limit() < BURST {
+            return eprintln!("the system allows fewer connections");
+        }
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let mut open = Vec::new();
+        for _ in 0..BURST {
+            // A connection that was dropped is tried again only after a second, and is dropped again.
+            let connect = tokio::time::timeout(Duration::from_secs(20), TcpStream::connect(address));
+            open.push(connect.await.unwrap().unwrap());
+        }
+    }
+
+    #[tokio::test]
+    async fn connections_wait_in_the_backlog_while_nothing_was_done_for_earlier_ones() {
+        let listener = listen("127.0.0.1:0".parse().unwrap()).unwrap();
+        let address = listener.local_addr().unwrap();
+        let _open = [TcpStream::connect(address).await.unwrap(), TcpStream::connect(address).await.unwrap()];
+        let new = Arc::new(Semaphore::new(1));
+        let first = accept(&listener, &new).await;
+        tokio::select! {
+            biased;
+            _ = accept(&listener, &new) => panic!("it was accepted"),
+            () = tokio::task::yield_now() => {}
+        }
+        drop(first);
+        drop(accept(&listener, &new).await);
     }
 
     #[tokio::test]

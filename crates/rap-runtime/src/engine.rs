@@ -55,8 +55,9 @@ use crate::store::postgres::{self, Address, DatabaseClock, NodeSettings, Parts, 
 use crate::store::sqlite::sibling_path;
 use crate::store::transfer::Origin;
 use crate::store::{
-    self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, PostgresError, Receipt, Signal,
-    SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
+    self, AskWork, Committed, InvokeWork, Message, MessageClass, MessageSender, OpenError, PostgresError,
+    Receipt, Signal, SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, TokenDigest, Work, WorkKey,
+    WorkKind, WorkQueue,
 };
 use crate::telemetry::Telemetry;
 use crate::token::Tokens;
@@ -73,6 +74,8 @@ use notify::Notifications;
 
 /// Time limit of a notification or status query.
 const NOTIFY_TIMEOUT: Duration = Duration::from_secs(10);
+/// Time limit of the last writes and of closing the store, after which a shutdown goes on without them.
+const CLOSE_WITHIN: Duration = Duration::from_secs(4);
 /// First and longest pause before a write is retried that failed because the store was unavailable.
 const STORE_PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 /// Maximum number of concurrent deliveries of users' answers to each tool server.
@@ -130,6 +133,8 @@ pub(crate) struct Engine {
     /// Rules for URLs that tools name.
     urls: Arc<UrlRules>,
     pub(crate) tokens: Tokens,
+    /// Digests of the configured tokens of clients, in the order of the settings.
+    pub(crate) client_tokens: Vec<TokenDigest>,
     /// Identity of this runtime in the records of sessions that are moved.
     pub(crate) origin: Origin,
     /// Key that encrypts stored secrets.
@@ -264,6 +269,7 @@ impl Engine {
             dispatcher: Dispatcher::new(slots(limits)),
             awaiting_tools: Arc::new(Semaphore::new(AWAITING_TOOLS)),
             admission: Admission::new(limits),
+            client_tokens: settings.tokens.iter().map(|token| TokenDigest::of(token.expose())).collect(),
             callback_requirements,
             notifications: Notifications::new(&settings.tool_servers),
             consent_client: OnceLock::new(),
@@ -436,9 +442,21 @@ impl Engine {
         self.tasks.spawn_on(task, &self.handle);
     }
 
-    /// Applies an input from a client or a tool.
+    /// Applies the input of a callback to a thread.
+    pub(crate) async fn apply_callback(
+        &self,
+        thread: ThreadKey,
+        target: Target,
+        input: Input,
+    ) -> Result<Receipt, store::Error> {
+        let class = MessageClass::External(MessageSender::Tools(thread));
+        self.apply(class, Message::new(target, input)).await
+    }
+
+    /// Applies an input of a client.
+    #[cfg(test)]
     pub(crate) async fn apply_external(&self, target: Target, input: Input) -> Result<Receipt, store::Error> {
-        self.apply(MessageClass::External, Message::new(target, input)).await
+        self.apply(MessageClass::OF_A_CLIENT, Message::new(target, input)).await
     }
 
     pub(crate) async fn apply(&self, class: MessageClass, message: Message) -> Result<Receipt, store::Error> {
@@ -509,7 +527,7 @@ impl Engine {
     }
 
     /// Starts no new work, gives work in progress `stop_within` to finish, and closes the store. Unfinished work is
-    /// resumed at the next start.
+    /// resumed at the next start. A store that does not answer is not waited for: everything acknowledged is in it.
     pub(crate) async fn shut_down(&self) {
         self.stop.cancel();
         self.tasks.close();
@@ -520,9 +538,14 @@ impl Engine {
             tracing::info!("some work did not finish in time; it is resumed at the next start");
         }
         self.drop_unsent_notifications();
-        // Record the invocations that were accepted meanwhile, so that the next start does not send them again.
-        self.record_now().await;
-        self.store.close().await;
+        let close = async {
+            // Record the invocations that were accepted meanwhile, so that the next start does not send them again.
+            self.record_now().await;
+            self.store.close().await;
+        };
+        if tokio::time::timeout(CLOSE_WITHIN, close).await.is_err() {
+            tracing::warn!("the database did not answer in time and was not closed");
+        }
     }
 }
 

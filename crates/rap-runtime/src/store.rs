@@ -121,8 +121,32 @@ impl Error {
 pub(crate) enum MessageClass {
     /// Sent by the runtime itself. Never refused because of a full queue.
     Internal,
-    /// Sent by a client or a tool server, which can be told to retry later.
-    External,
+    /// Sent by a client or a tool server, which can be told to retry later. Senders take turns.
+    External(MessageSender),
+}
+
+#[cfg(test)]
+impl MessageClass {
+    /// The class of messages of a client, for tests.
+    pub(crate) const OF_A_CLIENT: MessageClass = MessageClass::External(MessageSender::Client(Client::Local));
+}
+
+/// Sender of external messages.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub(crate) enum MessageSender {
+    Client(Client),
+    /// The tool servers that send callbacks to a thread.
+    Tools(ThreadKey),
+}
+
+/// A client of the API: everyone who uses the same token.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub(crate) enum Client {
+    /// Needs no token.
+    Local,
+    /// Position of the token in the settings.
+    Configured(usize),
+    Created(TokenId),
 }
 
 /// The receiving thread of a message.

@@ -18,6 +18,8 @@ const LONGEST_PAUSE: usize = 1200;
 const LONGEST_FAULT: usize = 1500;
 /// A node that is frozen for longer than this loses its lease.
 const LONGEST_FREEZE: usize = 6000;
+/// Farthest that a clock is set from the real time, in seconds. A jump is at most twice as long.
+const FARTHEST_CLOCK: i64 = 150;
 
 /// Number of faults of each kind.
 #[derive(Default)]
@@ -49,6 +51,7 @@ enum Fault {
     CutTools,
     StallTools,
     FillDisk,
+    SetClock,
     KillDatabase,
     CutDatabase,
     StallDatabase,
@@ -56,7 +59,7 @@ enum Fault {
     LoseAnswer,
 }
 
-const ANYWHERE: [Fault; 14] = [
+const ANYWHERE: [Fault; 16] = [
     Fault::KillNode,
     Fault::KillNode,
     Fault::KillNode,
@@ -71,6 +74,8 @@ const ANYWHERE: [Fault; 14] = [
     Fault::CutTools,
     Fault::StallTools,
     Fault::FillDisk,
+    Fault::SetClock,
+    Fault::SetClock,
 ];
 const POSTGRES: [Fault; 6] = [
     Fault::KillDatabase,
@@ -170,6 +175,14 @@ async fn cause(stage: &Stage, fault: Fault, rng: &mut Rng) {
             if let Some(disk) = &stage.disk {
                 tally("full disks");
                 disk.fill(time).await;
+            }
+        }
+        Fault::SetClock => {
+            let servers: Vec<_> = stage.servers().filter_map(|server| server.clock.as_ref()).collect();
+            if !servers.is_empty() {
+                tally("jumps of a clock");
+                let ahead = rng.below(2 * FARTHEST_CLOCK as usize + 1) as i64 - FARTHEST_CLOCK;
+                rng.pick(&servers).set(ahead);
             }
         }
         _ => of_database(stage, fault, time).await,

@@ -7,10 +7,13 @@
 
 #![allow(clippy::unwrap_used, reason = "a panic fails the run")]
 
+mod bystanders;
 mod check;
 mod clients;
+mod clock;
 mod disk;
 mod faults;
+mod load;
 mod model;
 mod server;
 mod stage;
@@ -24,17 +27,19 @@ use crate::clients::Ledger;
 use crate::stage::{Database, Stage};
 
 /// Time in which everything has to become quiet after the last fault.
-const QUIET_WITHIN: Duration = Duration::from_secs(120);
+const QUIET_WITHIN: Duration = Duration::from_secs(300);
 /// Interval of the progress lines.
 const PROGRESS: Duration = Duration::from_secs(10);
 
 const USAGE: &str = "\
 usage: storm [--seconds N] [--seed N] [--store sqlite|postgres] [--threads N]
+       storm --load CONNECTIONS [--seconds N]
 
   --seconds N   how long faults happen (20)
   --seed N      choice of faults and messages (random)
   --store NAME  database of the runtime (sqlite); with postgres two nodes share it
-  --threads N   number of threads that are used at the same time (16)";
+  --threads N   number of threads that are used at the same time (16)
+  --load N      no faults, but ten times the load that the runtime can carry, and N connections that say or read nothing";
 
 #[derive(Debug, Clone)]
 struct Options {
@@ -42,11 +47,14 @@ struct Options {
     seed: u64,
     database: Database,
     threads: usize,
+    /// Number of connections, if there is load instead of faults.
+    load: Option<usize>,
 }
 
 fn options() -> Option<Options> {
     let now = std::time::UNIX_EPOCH.elapsed().unwrap().as_secs();
-    let mut options = Options { seconds: 20, seed: now % 100_000, database: Database::Sqlite, threads: 16 };
+    let mut options =
+        Options { seconds: 20, seed: now % 100_000, database: Database::Sqlite, threads: 16, load: None };
     let mut arguments = std::env::args().skip(1);
     while let Some(name) = arguments.next() {
         let value = arguments.next()?;
@@ -56,6 +64,7 @@ fn options() -> Option<Options> {
             "--threads" => {
                 options.threads = value.parse().ok().filter(|threads| (1..=1000).contains(threads))?
             }
+            "--load" => options.load = Some(value.parse().ok()?),
             "--store" if value == "sqlite" => options.database = Database::Sqlite,
             "--store" if value == "postgres" => options.database = Database::Postgres,
             _ => return None,
@@ -89,7 +98,11 @@ fn main() -> ExitCode {
 }
 
 async fn run(options: &Options) -> Vec<String> {
-    let Options { seconds, seed, database, threads } = *options;
+    let Options { seconds, seed, database, threads, load } = *options;
+    if let Some(connections) = load {
+        println!("load on SQLite: {seconds} s, {connections} connections");
+        return load::run(connections, seconds).await;
+    }
     println!("storm on {database}: seed {seed}, {seconds} s of faults, {threads} threads at a time");
     let stage = Stage::start(database, seed).await;
     let ledger = Ledger::new(&stage.url);

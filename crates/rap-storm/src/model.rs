@@ -18,6 +18,22 @@ pub(crate) async fn start(seed: u64) -> String {
     .await
 }
 
+/// Starts a model server that answers every request. Returns its URL.
+pub(crate) async fn start_reliable() -> String {
+    peer::serve(|request| async move { reliable_answer(&request) }).await
+}
+
+pub(crate) fn reliable_answer(request: &Request) -> Reply {
+    answer(request, 99)
+}
+
+/// Lines of the configuration of a model at a URL.
+pub(crate) fn lines(url: &str) -> String {
+    format!(
+        "provider = \"openai\"\nname = \"storm\"\napi_key = \"key\"\nbase_url = \"{url}/v1\"\nwindow = 100000"
+    )
+}
+
 /// `number` is a random one from 0 to 99.
 fn answer(request: &Request, number: usize) -> Reply {
     if !request.path.ends_with("/chat/completions") {

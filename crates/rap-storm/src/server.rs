@@ -8,6 +8,8 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 
+use crate::clock::{self, Clock};
+
 /// Time in which a server has to end after SIGTERM.
 const STOP_WITHIN: Duration = Duration::from_secs(20);
 
@@ -15,6 +17,8 @@ pub(crate) struct Server {
     pub(crate) name: String,
     command: Box<dyn Fn() -> Command + Send + Sync>,
     log: PathBuf,
+    /// `None` if it uses the machine's.
+    pub(crate) clock: Option<Clock>,
     child: Mutex<Option<Child>>,
 }
 
@@ -25,8 +29,10 @@ impl Server {
         command: impl Fn() -> Command + Send + Sync + 'static,
     ) -> Server {
         let log = directory.join(format!("{name}.log"));
-        let server =
-            Server { name: name.to_owned(), command: Box::new(command), log, child: Mutex::default() };
+        let clock =
+            clock::library().map(|library| Clock::new(&library, directory.join(format!("{name}.clock"))));
+        let (name, command, child) = (name.to_owned(), Box::new(command), Mutex::default());
+        let server = Server { name, command, log, clock, child };
         server.start_if_ended();
         server
     }
@@ -40,6 +46,12 @@ impl Server {
         let mut child = self.child.lock().unwrap();
         if child.as_mut().is_none_or(|child| child.try_wait().unwrap().is_some()) {
             let mut command = (self.command)();
+            if let Some(clock) = &self.clock {
+                clock.load_into(&mut command);
+            }
+            if let Some(ended) = child.as_ref() {
+                Clock::clean_up(ended.id());
+            }
             command.stdin(Stdio::null()).stdout(self.log_file()).stderr(self.log_file());
             *child = Some(command.spawn().unwrap());
         }
@@ -101,5 +113,8 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.kill();
+        if let Some(child) = self.child.lock().unwrap().as_ref() {
+            Clock::clean_up(child.id());
+        }
     }
 }

@@ -14,7 +14,7 @@ use tempfile::TempDir;
 use crate::disk::Disk;
 use crate::faults::Tally;
 use crate::server::Server;
-use crate::{clients, model, tools, unreliable};
+use crate::{clients, clock, model, tools, unreliable};
 
 /// Interval at which servers that have ended are started again.
 const KEEP: Duration = Duration::from_millis(100);
@@ -71,6 +71,9 @@ impl Stage {
         if disk.is_none() && database == Database::Sqlite {
             println!("the disk is not filled, because this user cannot mount a file system");
         }
+        if clock::library().is_none() {
+            println!("no clock jumps, because libfaketime is missing (Debian: apt-get install libfaketime)");
+        }
         let nodes = if database == Database::Sqlite { 1 } else { 2 };
         let ports: Vec<Port> = (0..=nodes).map(|_| Port::reserve()).collect();
         let (tool_port, node_ports) = ports.split_first().unwrap();
@@ -85,7 +88,7 @@ impl Stage {
         let setup = setup(&url, postgres.as_ref())
             .tool_server(&tool_url)
             .tool_server(&unreliable::start(seed).await)
-            .model(&model_lines(&model::start(seed).await));
+            .model(&model::lines(&model::start(seed).await));
         let rap = Arc::new(setup.prepare(tempfile::tempdir_in(&data).unwrap()));
         let node = |(number, port): (usize, &Port)| {
             let (rap, address) = (Arc::clone(&rap), port.address());
@@ -131,6 +134,9 @@ impl Stage {
         }
         if let Some(disk) = &self.disk {
             disk.free();
+        }
+        for clock in self.servers().filter_map(|server| server.clock.as_ref()) {
+            clock.set(0);
         }
         self.until_ready().await;
     }
@@ -183,12 +189,6 @@ fn setup(url: &str, postgres: Option<&Postgres>) -> Setup {
     let Some(postgres) = postgres else { return setup };
     let database = postgres.database.url_at(postgres.link.port);
     setup.store(&format!("url = {database:?}\nkey = {:?}\nlease = \"3s\"", "7e".repeat(32)))
-}
-
-fn model_lines(url: &str) -> String {
-    format!(
-        "provider = \"openai\"\nname = \"storm\"\napi_key = \"key\"\nbase_url = \"{url}/v1\"\nwindow = 100000"
-    )
 }
 
 /// Starts servers that have ended, as long as the stage exists.

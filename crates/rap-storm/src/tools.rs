@@ -8,12 +8,15 @@ use std::time::Duration;
 
 use rap_testkit::programs;
 use rap_tool::prelude::*;
-use rap_tool::schemars;
+use rap_tool::{Limits, schemars};
 
 /// First argument of the process that is the tool server.
 const ROLE: &str = "tool-server";
 /// Variable with the path of the file that lists the starts of handlers.
 const STARTS: &str = "STORM_STARTS";
+/// Longest pause between attempts to deliver a callback. By default it is as long as the time in which everything has to become quiet
+/// after the last fault.
+const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
 /// Works for a time and returns its mark.
 #[derive(Deserialize, JsonSchema)]
@@ -68,7 +71,10 @@ async fn ticks(args: Ticks, subscribe: Subscribe) -> Result<()> {
 }
 
 pub(crate) fn run() -> ExitCode {
+    let mut limits = Limits::default();
+    limits.delivery.longest_pause = LONGEST_PAUSE;
     let server = ToolServer::new("storm")
+        .limits(limits)
         .tool("once", work)
         .offer(Tool::new("again", work).restartable())
         .subscription("ticks", ticks);

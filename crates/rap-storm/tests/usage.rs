@@ -4,7 +4,13 @@ use std::process::Command;
 
 #[test]
 fn a_wrong_option_is_refused_with_the_usage() {
-    for arguments in [&["--hail"][..], &["--seconds", "many"], &["--store", "mysql"], &["--threads", "0"]] {
+    for arguments in [
+        &["--hail"][..],
+        &["--seconds", "many"],
+        &["--store", "mysql"],
+        &["--threads", "0"],
+        &["--load", "heavy"],
+    ] {
         let output = Command::new(env!("CARGO_BIN_EXE_storm")).args(arguments).output();
         let output = output.expect("storm starts");
         assert_eq!(output.status.code(), Some(2), "{arguments:?}");

@@ -36,6 +36,22 @@ impl Process {
             child.wait().ok();
             panic!("{command:?} did not start:\n{}", log.lock().unwrap())
         });
+        Process::new(url, child, log, lines)
+    }
+
+    /// Starts a process that need not listen. Its URL is empty.
+    pub fn starting(mut command: Command) -> Process {
+        let mut child = spawn(&mut command);
+        let lines = BufReader::new(child.stderr.take().unwrap()).lines().map_while(Result::ok);
+        Process::new(String::new(), child, Arc::default(), lines)
+    }
+
+    fn new(
+        url: String,
+        mut child: Child,
+        log: Arc<Mutex<String>>,
+        lines: impl Iterator<Item = String> + Send + 'static,
+    ) -> Process {
         let sink = Arc::clone(&log);
         let reader = std::thread::spawn(move || {
             lines.for_each(|line| sink.lock().unwrap().push_str(&format!("{line}\n")));

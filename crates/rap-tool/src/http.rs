@@ -77,7 +77,9 @@ async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<S
     let trace =
         request.headers().get(TRACEPARENT).and_then(|value| TraceContext::parse(value.to_str().ok()?));
     let Admitted { caller, received, .. } = admit(&engine, Endpoint::Invoke, request).await?;
-    match engine.accept(caller, received.bytes, trace).await {
+    let accepted = engine.accept(caller, received.bytes, trace).await;
+    rap_io::crash::point("before_invocation_answer");
+    match accepted {
         Ok(Accepted::New | Accepted::Repeat) => Ok(StatusCode::OK),
         Err(Refusal::Invalid(invalid)) => Err(ErrorResponse::invalid(&invalid)),
         Err(Refusal::Stale) => Err(ErrorResponse::new(

@@ -15,7 +15,7 @@ use crate::{cargo, root};
 /// Time limit of a build. The first one compiles all dependencies.
 const BUILD_TIME_LIMIT: Duration = Duration::from_secs(3600);
 /// Number of seeds in each part of the simulation.
-const SEEDS: &str = "40";
+const SEEDS: &str = "20";
 const POLL: Duration = Duration::from_millis(50);
 
 /// A copy of the work tree, with a target directory of its own.

@@ -20,10 +20,11 @@ use crate::support::output;
 /// A page without commands.
 const MAP: &str = "docs/ARCHITECTURE.md";
 /// Pages whose commands are executed here.
-const EXECUTED: [&str; 13] = [
+const EXECUTED: [&str; 14] = [
     "README.md",
     "CONTRIBUTING.md",
     "docs/performance.md",
+    "docs/reliability.md",
     "docs/run-an-agent.md",
     "docs/scaling.md",
     MAP,
@@ -39,7 +40,7 @@ const EXECUTED: [&str; 13] = [
 const PYTHON: &str = "examples/python-tool/README.md";
 
 /// Commands that are not executed here, with the reason. Every entry must still occur in a page.
-const NOT_EXECUTED: [(&str, &str); 29] = [
+const NOT_EXECUTED: [(&str, &str); 31] = [
     ("cargo run --release -- demo", "tests/commands/demo.rs runs the demo"),
     ("cargo xtask test", "it would run this test"),
     ("cargo xtask test --long", "it runs for an hour"),
@@ -49,6 +50,8 @@ const NOT_EXECUTED: [(&str, &str); 29] = [
     ("cargo xtask attack ssrf", "it builds everything, and runs for minutes"),
     ("cargo xtask attack --weakened", "it builds everything, and runs for minutes"),
     ("cargo xtask storm", "it builds everything, and runs for a minute"),
+    ("cargo xtask storm --store postgres --seconds 3600", "it runs for an hour"),
+    ("cargo xtask storm --load 10000 --seconds 600", "it builds everything, and runs for minutes"),
     ("cargo xtask fuzz", "it runs for minutes"),
     ("cargo xtask fuzz schemas --runs 10000000", "it runs for minutes"),
     ("cargo xtask picture", "it builds the release binary"),

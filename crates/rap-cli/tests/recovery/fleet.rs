@@ -346,6 +346,55 @@ async fn a_node_whose_connections_stall_is_replaced_and_does_no_harm_when_they_g
     }
 }
 
+/// Longest time that stopping may take when the database does not answer. A service manager kills after 30 seconds or more.
+const STOP_WITHIN: Duration = Duration::from_secs(12);
+
+/// Everything that a stopping node would like to write waits for a database that does not answer: a message, the result of a call, an
+/// accepted invocation and the end of the lease.
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_stops_in_time_although_its_database_does_not_answer() {
+    let (database, tools) = (Server::shared().database(), Tools::start().await);
+    let proxy = Proxy::start(database.port()).await;
+    let (mut rap, api) = start(node(&tools, &database.url_at(proxy.port)));
+    api.create("calls", "call work {}").await;
+    let call = tools.invocation().await;
+    api.until_acknowledged(&call).await;
+    tools.answer_always(INVOKE, Reply::Hang);
+    api.create("accepted", "call work {}").await;
+    tools.invocation().await;
+    proxy.set(Fault::Stall);
+    tools.answer_always(INVOKE, Reply::Status(200));
+    tools.release();
+    let late = tokio::spawn({
+        let (api, path) = (api.clone(), call.url().strip_prefix(PUBLIC_URL).unwrap().to_owned());
+        let result = call.result("done");
+        async move { api.try_post(&path, &result).await }
+    });
+    let time = rap.stop();
+    assert!(time < STOP_WITHIN, "{time:?}: {}", rap.log());
+    let late = late.await.unwrap();
+    assert!(late.as_ref().is_none_or(|answer| answer.status == 503), "{late:?}");
+    proxy.set(Fault::None);
+    rap.start_again();
+    until("the result is accepted", async || post(&api, &call, &call.result("done")).await.status == 200)
+        .await;
+    api.until_said("calls", "work: done").await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_node_that_waits_for_its_database_at_the_start_can_be_stopped() {
+    let (database, tools) = (Server::shared().database(), Tools::start().await);
+    let proxy = Proxy::start(database.port()).await;
+    proxy.set(Fault::Stall);
+    let rap = prepared(node(&tools, &database.url_at(proxy.port)));
+    let mut starting = Process::starting(rap.serve_command());
+    // It listens for signals before that line.
+    starting.until_logged("agent=").await;
+    let began = Instant::now();
+    assert!(starting.terminate().success(), "{}", starting.log());
+    assert!(began.elapsed() < STOP_WITHIN, "{:?}", began.elapsed());
+}
+
 /// Proves: LC-23, LC-37
 #[tokio::test(flavor = "multi_thread")]
 async fn nodes_go_on_by_themselves_after_postgres_was_away() {

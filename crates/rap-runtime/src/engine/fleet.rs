@@ -16,6 +16,8 @@ use crate::store::{
 
 /// Time that requests in progress have to end before the others may take them over, when this node is stopped.
 const HAND_OVER_AFTER: Duration = Duration::from_millis(400);
+/// Time limit for giving the lease back. Without that, the others take over when it has expired.
+const LEAVE_WITHIN: Duration = Duration::from_secs(2);
 
 /// Returns a function that reserves slots of the engine in `engine_cell`.
 pub(super) fn reserve(engine_cell: &Arc<OnceLock<Weak<Engine>>>) -> Reserve {
@@ -245,8 +247,14 @@ impl Engine {
         if tokio::time::timeout_at(until, self.tasks.wait()).await.is_err() {
             tracing::debug!("work in progress is handed over to other nodes");
         }
-        if let Err(error) = fleet.leave().await {
-            tracing::warn!(why = error.with_sources(), "the lease of this node was not given back");
+        match tokio::time::timeout(LEAVE_WITHIN, fleet.leave()).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::warn!(why = error.with_sources(), "the lease of this node was not given back");
+            }
+            Err(_) => {
+                tracing::warn!("the lease of this node was not given back: the database does not answer")
+            }
         }
     }
 }

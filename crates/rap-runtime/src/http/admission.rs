@@ -20,7 +20,7 @@ use super::ErrorResponse;
 use crate::memory::{Grant, Memory, NoMemory, Share, Shares};
 use crate::settings::Limits;
 use crate::store::transfer::RECORD_BYTES;
-use crate::store::{ThreadKey, TokenId};
+use crate::store::{Client, ThreadKey};
 
 /// Maximum number of concurrent requests with one callback URL.
 const REQUESTS_PER_CALLBACK_URL: usize = 16;
@@ -66,16 +66,6 @@ const ANSWER_BYTES_PER_CLIENT: usize = ANSWER_BYTES / 2;
 pub(super) const SMALL_ANSWER: usize = 64 * 1024;
 /// Maximum number of large bodies that are parsed at the same time.
 const PARSERS: usize = 2;
-
-/// A client of the API: everyone who uses the same token.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-pub(crate) enum Client {
-    /// Needs no token.
-    Local,
-    /// Position of the token in the settings.
-    Configured(usize),
-    Created(TokenId),
-}
 
 /// Sender of a body, which decides whose memory it uses.
 #[derive(Debug, Clone, Copy)]

@@ -32,8 +32,8 @@ use super::query::{self, QueryParams};
 use super::{ErrorResponse, PathParams, parse_body, read_body};
 use crate::engine::Engine;
 use crate::store::{
-    self, HistoryPage, IdempotencyKey, Message, MessageClass, NewThread, Page, PageRequest, Receipt, Target,
-    ThreadFilter, ThreadRow, Visibility, new_thread_id,
+    self, HistoryPage, IdempotencyKey, Message, NewThread, Page, PageRequest, Receipt, Target, ThreadFilter,
+    ThreadRow, Visibility, new_thread_id,
 };
 use crate::toolsets::UsualDurations;
 
@@ -146,8 +146,9 @@ pub(super) async fn create_thread(
     let agent = known_agent(&engine, agent)?;
     let new = NewThread { id, incarnation: engine.world.random.next(), agent, user_id, title };
     let begin = principal.message(Target::New(new), Input::Begin { message });
-    let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..begin }).await?;
+    let receipt = principal.apply(&engine, Message { idempotency_key: mark, ..begin }).await?;
     rap_io::crash::point("before_client_answer");
+    let _reader = engine.admission.reader(principal.client).await;
     let row = engine.store.thread(&receipt.thread, &principal.visible).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
@@ -165,6 +166,7 @@ fn user_text(text: Option<String>, content: Vec<Value>) -> Result<Option<UserTex
 /// Refuses the id of a thread that is being moved, which may come back into use. A client that sees one user's threads
 /// gets the answer for any id that is taken.
 async fn unmoved(engine: &Engine, principal: &Principal, id: ThreadId) -> Result<ThreadId, ErrorResponse> {
+    let _reader = engine.admission.reader(principal.client).await;
     match (engine.store.parcel_of(&id).await?, &principal.visible) {
         (None, _) => Ok(id),
         (Some(_), Visibility::All) => Err(store::Error::Moving.into()),
@@ -265,7 +267,7 @@ pub(super) async fn message(
     let message = user_text(Some(text), content)?.unwrap_or_default();
     let input = Input::UserMessage { message, on_busy };
     let message = principal.message(Target::Id(thread_id(id)?), input);
-    let receipt = engine.apply(MessageClass::External, Message { idempotency_key: mark, ..message }).await?;
+    let receipt = principal.apply(&engine, Message { idempotency_key: mark, ..message }).await?;
     Ok((StatusCode::ACCEPTED, Json(Turn { turn: receipt.turn })))
 }
 
@@ -301,7 +303,7 @@ async fn apply(
     thread: ThreadId,
     input: Input,
 ) -> Result<Receipt, store::Error> {
-    engine.apply(MessageClass::External, principal.message(Target::Id(thread), input)).await
+    principal.apply(engine, principal.message(Target::Id(thread), input)).await
 }
 
 /// Applies an input whose sender need not know whether it changed anything.
@@ -351,7 +353,8 @@ pub(super) async fn fork(
     };
     let message =
         Message { idempotency_key: mark, ..principal.message(fork, Input::Begin { message: None }) };
-    let receipt = engine.apply(MessageClass::External, message).await?;
+    let receipt = principal.apply(&engine, message).await?;
+    let _reader = engine.admission.reader(principal.client).await;
     let row = engine.store.thread(&receipt.thread, &principal.visible).await?;
     Ok((StatusCode::CREATED, Json(Thread::from(&row))))
 }
@@ -374,6 +377,7 @@ pub(super) async fn cancel(
         Ok(_) => {}
         // A call that is settled already needs no cancellation; an unknown call is an error.
         Err(store::Error::Ignored(Ignored::SettledCall)) => {
+            let _reader = engine.admission.reader(principal.client).await;
             if !engine.store.has_call(&thread, &call).await? {
                 return Err(Ignored::UnknownCall.into());
             }

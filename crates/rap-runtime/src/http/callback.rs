@@ -85,7 +85,7 @@ async fn note_problem(engine: &Engine, grant: &Grant, error: &ErrorResponse) {
     let Some(why) = error.problem() else { return };
     let input = Input::CallbackRefused { call: grant.call.clone(), why };
     // The input is ignored if the call is no longer open.
-    engine.apply_external(Target::Key(grant.thread), input).await.ok();
+    engine.apply_callback(grant.thread, Target::Key(grant.thread), input).await.ok();
 }
 
 /// Returns true for a callback that arrives shortly after its thread was closed: the tool may not know yet.
@@ -229,12 +229,12 @@ async fn apply(
         incarnation: grant.incarnation,
         id: thread.clone(),
     };
-    let mut applied = engine.apply_external(target(grant), input).await;
+    let mut applied = engine.apply_callback(grant.thread, target(grant), input).await;
     if matches!(applied, Err(Error::NoThread | Error::WrongThread)) {
         if follow_move(engine, grant).await? {
             let (_, input) =
                 read(parse(engine, received).await?, grant, headers, engine.settings.limits.view_bytes)?;
-            applied = engine.apply_external(target(grant), input).await;
+            applied = engine.apply_callback(grant.thread, target(grant), input).await;
         } else if engine.store.parcel_of(&thread).await?.is_some() {
             applied = Err(Error::Moving);
         } else {

@@ -9,12 +9,14 @@ use rap_api::TokenScope;
 use subtle::ConstantTimeEq;
 
 use super::ErrorResponse;
-use super::admission::{Client, Sender};
+use super::admission::Sender;
 use super::guard::refuse_without_tokens;
 use super::session;
 use crate::engine::Engine;
-use crate::settings::Settings;
-use crate::store::{ClientToken, Message, Target, TokenDigest, Visibility, may_be_created};
+use crate::store::{
+    self, Client, ClientToken, Message, MessageClass, MessageSender, Receipt, Target, TokenDigest,
+    Visibility, may_be_created,
+};
 
 /// Interval at which the use of a token is recorded.
 const USED_EVERY: Duration = Duration::from_secs(600);
@@ -73,7 +75,7 @@ impl Principal {
         token: &str,
     ) -> Result<Option<Principal>, ErrorResponse> {
         let digest = TokenDigest::of(token);
-        match configured(&engine.settings, &digest) {
+        match configured(&engine.client_tokens, &digest) {
             None if !may_be_created(token) => Ok(None),
             _ => Principal::with_digest(engine, digest).await,
         }
@@ -84,7 +86,7 @@ impl Principal {
         engine: &Arc<Engine>,
         digest: TokenDigest,
     ) -> Result<Option<Principal>, ErrorResponse> {
-        if let Some(position) = configured(&engine.settings, &digest) {
+        if let Some(position) = configured(&engine.client_tokens, &digest) {
             return Ok(Some(Principal::operator(Client::Configured(position), digest)));
         }
         let reader = engine.admission.token_reader().await;
@@ -120,6 +122,11 @@ impl Principal {
         Message { visible: self.visible.clone(), ..Message::new(target, input) }
     }
 
+    /// Applies a message of the client.
+    pub(super) async fn apply(&self, engine: &Engine, message: Message) -> Result<Receipt, store::Error> {
+        engine.apply(MessageClass::External(MessageSender::Client(self.client)), message).await
+    }
+
     /// Waits until the token is revoked.
     pub(super) async fn revoked(&self, engine: &Engine) {
         if self.is_configured() {
@@ -151,11 +158,10 @@ fn record_use(engine: &Arc<Engine>, token: &ClientToken) {
 }
 
 /// Returns the position of a token in the settings.
-fn configured(settings: &Settings, given: &TokenDigest) -> Option<usize> {
+fn configured(tokens: &[TokenDigest], given: &TokenDigest) -> Option<usize> {
     // All digests have the same length and all are compared, so that the time does not depend on the token.
-    settings.tokens.iter().enumerate().fold(None, |known, (position, token)| {
-        let is_given = TokenDigest::of(token.expose()).as_bytes().ct_eq(given.as_bytes());
-        if bool::from(is_given) { Some(position) } else { known }
+    tokens.iter().enumerate().fold(None, |known, (position, token)| {
+        if bool::from(token.as_bytes().ct_eq(given.as_bytes())) { Some(position) } else { known }
     })
 }
 

@@ -5,7 +5,7 @@ use std::env;
 use super::{check, run};
 
 /// Number of seeds in each part, unless `RAP_SIM_SEEDS` is set.
-const SEEDS: u64 = 80;
+const SEEDS: u64 = 250;
 
 fn number(name: &str) -> Option<u64> {
     env::var(name)
@@ -27,23 +27,29 @@ fn part(part: u64) {
 ///
 /// Proves: TC-07, CN-07, TR-07, TR-13, SE-03, SE-06, SE-09, SE-22, LC-16, LC-29, LC-30, LC-38
 #[test]
-fn all_invariants_hold_under_chaos_1_of_4() {
+fn all_invariants_hold_under_chaos_1_of_8() {
     part(0);
 }
 
-#[test]
-fn all_invariants_hold_under_chaos_2_of_4() {
-    part(1);
+macro_rules! other_parts {
+    ($($name:ident: $part:literal;)*) => {
+        $(
+            #[test]
+            fn $name() {
+                part($part);
+            }
+        )*
+    };
 }
 
-#[test]
-fn all_invariants_hold_under_chaos_3_of_4() {
-    part(2);
-}
-
-#[test]
-fn all_invariants_hold_under_chaos_4_of_4() {
-    part(3);
+other_parts! {
+    all_invariants_hold_under_chaos_2_of_8: 1;
+    all_invariants_hold_under_chaos_3_of_8: 2;
+    all_invariants_hold_under_chaos_4_of_8: 3;
+    all_invariants_hold_under_chaos_5_of_8: 4;
+    all_invariants_hold_under_chaos_6_of_8: 5;
+    all_invariants_hold_under_chaos_7_of_8: 6;
+    all_invariants_hold_under_chaos_8_of_8: 7;
 }
 
 #[test]

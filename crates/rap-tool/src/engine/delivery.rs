@@ -16,7 +16,7 @@ use rap_io::client::{self, Client, Reply};
 use rap_io::hashing::hash;
 use rap_io::watched::Watched;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
-use rap_protocol::{CallbackUrl, TRACEPARENT};
+use rap_protocol::{CallbackUrl, TRACEPARENT, Timestamp};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -152,8 +152,18 @@ const PAGE: u32 = 64;
 /// [`PAGE`] retries in that time.
 const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
+/// Difference between the clock and the time that has passed that does not count as a clock that was set back.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(1);
+
 /// Maximum size of the messages that the dispatcher reads at once, in bytes. Queues read further ones themselves.
 const PAGE_BYTES: usize = 1024 * 1024;
+
+/// Compares the clock with the time that has passed since the last call, which `last` keeps.
+fn was_set_back(last: &mut (Timestamp, Instant), now: Timestamp, at: Instant) -> bool {
+    let expected = last.0.plus(at - last.1);
+    *last = (now, at);
+    now.plus(CLOCK_TOLERANCE) < expected
+}
 
 impl Engine {
     /// Sends the messages of a call. Without a free slot they stay in the journal and are sent later.
@@ -337,7 +347,10 @@ impl Engine {
             let value = HeaderValue::from_str(&trace.to_string()).expect("bug: the context is ASCII text");
             (HeaderName::from_static(TRACEPARENT), value)
         }));
-        match self.outgoing.post(url, &headers, body).await {
+        rap_io::crash::point("before_delivery");
+        let answered = self.outgoing.post(url, &headers, body).await;
+        rap_io::crash::point("after_delivery");
+        match answered {
             Ok(reply) => AttemptResult::Finished(Outcome::Answered {
                 status: reply.status,
                 retry_after: reply.retry_after,
@@ -399,7 +412,14 @@ impl Engine {
     /// Starts the delivery of due messages, until the server stops.
     pub(super) async fn dispatch(self: Arc<Self>) {
         let mut retries_from = Instant::now();
+        // The clock may have been set back while no process was running. Jitter makes no pause twice as long.
+        self.end_pauses_longer_than(self.limits.delivery.longest_pause * 2).await;
+        let mut clock = (self.now(), Instant::now());
         loop {
+            if was_set_back(&mut clock, self.now(), Instant::now()) {
+                tracing::warn!("the clock was set back: callbacks that wait for a retry are sent now");
+                self.end_pauses_longer_than(Duration::ZERO).await;
+            }
             let pause = self.dispatch_due(&mut retries_from).await;
             tokio::select! {
                 () = self.due.notified() => {}
@@ -407,6 +427,14 @@ impl Engine {
                 () = self.stopping.cancelled() => return,
             }
         }
+    }
+
+    /// Makes messages due that wait for a retry in the far future, which is a pause that began before the clock was set back.
+    async fn end_pauses_longer_than(self: &Arc<Self>, longest: Duration) {
+        let now = self.now();
+        let end =
+            move |_: &Engine, db: &Connection| outbox::end_long_pauses(db, now, now.plus(longest), PAGE);
+        while self.write(end).await == Some(true) {}
     }
 
     /// Opens queues for messages that may be sent, as far as slots are free. Returns the time until the next scan.
@@ -532,4 +560,21 @@ enum AttemptResult {
 fn jitter() -> u32 {
     use std::hash::{BuildHasher, RandomState};
     (RandomState::new().hash_one(0u8) >> 32) as u32
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[tokio::test(start_paused = true)]
+    async fn only_a_clock_that_was_set_back_is_noticed() {
+        let (start, second) = (Instant::now(), Duration::from_secs(1));
+        let mut last = (Timestamp(100_000), start);
+        assert!(!was_set_back(&mut last, Timestamp(110_000), start + 10 * second));
+        // Set back a little, and far ahead.
+        assert!(!was_set_back(&mut last, Timestamp(110_500), start + 11 * second));
+        assert!(!was_set_back(&mut last, Timestamp(900_000), start + 12 * second));
+        assert!(was_set_back(&mut last, Timestamp(120_000), start + 13 * second));
+        assert!(!was_set_back(&mut last, Timestamp(121_000), start + 14 * second));
+    }
 }

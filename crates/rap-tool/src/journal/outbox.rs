@@ -137,6 +137,22 @@ pub(crate) fn release_due(db: &Connection, now: Timestamp, limit: u32) -> Result
     Ok(next.map(Timestamp))
 }
 
+/// Makes messages due that wait for a retry after `latest`, at most `limit`. Returns whether there may be more.
+pub(crate) fn end_long_pauses(
+    db: &Connection,
+    now: Timestamp,
+    latest: Timestamp,
+    limit: u32,
+) -> Result<bool> {
+    let ended = db
+        .prepare_cached(
+            "UPDATE calls SET deliver_at = max(1, ?1) WHERE seq IN
+               (SELECT seq FROM calls INDEXED BY calls_retrying WHERE deliver_at > 0 AND deliver_at > ?2 LIMIT ?3)",
+        )?
+        .execute(params![now.0, latest.0, limit])?;
+    Ok(ended == limit as usize)
+}
+
 /// Last host of the last page of each caller. The next page begins after it.
 pub(crate) type FairOrder = HashMap<Caller, i64>;
 
@@ -373,6 +389,15 @@ mod tests {
         assert_eq!(release_due(&db, Timestamp(6), 2).unwrap(), Some(Timestamp(99)));
         assert_eq!(ready(&db), [1, 2, 3, 4]);
         assert_eq!(release_due(&db, Timestamp(100), 2).unwrap(), None);
+    }
+
+    #[test]
+    fn pauses_that_are_too_long_end_a_few_at_once() {
+        let db = journal(&[(1, 1, Some(0)), (1, 2, Some(50)), (1, 3, Some(900)), (2, 1, Some(800))]);
+        assert!(end_long_pauses(&db, Timestamp(10), Timestamp(100), 1).unwrap());
+        assert!(end_long_pauses(&db, Timestamp(10), Timestamp(100), 1).unwrap());
+        assert!(!end_long_pauses(&db, Timestamp(10), Timestamp(100), 1).unwrap());
+        assert_eq!(release_due(&db, Timestamp(10), 9).unwrap(), Some(Timestamp(50)));
     }
 
     /// Times are compared within one run, so that they mean the same on any machine.

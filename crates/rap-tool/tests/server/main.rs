@@ -6,6 +6,7 @@ mod bounds;
 mod calls;
 mod cleanup;
 mod compiler;
+mod crash_points;
 mod delivery;
 mod direction;
 mod hostile;

@@ -15,9 +15,10 @@ use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::engine::Engine;
-use crate::http::admission::{AnswerMemory, Client, ReaderPermit, SMALL_ANSWER};
+use crate::http::admission::{AnswerMemory, ReaderPermit, SMALL_ANSWER};
 use crate::memory::NoMemory;
 use crate::store;
+use crate::store::Client;
 
 /// Number of pages or events that are buffered for a reader.
 const BUFFERED: usize = 16;

@@ -159,7 +159,7 @@ impl Node {
     }
 
     async fn apply(&self, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        self.store.apply(MessageClass::External, messages).await
+        self.store.apply(MessageClass::OF_A_CLIENT, messages).await
     }
 
     async fn send(&self, message: Message) -> Result<Receipt, Error> {

@@ -133,7 +133,7 @@ impl Fixture {
     }
 
     pub(crate) async fn apply(&self, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        self.store.apply(MessageClass::External, messages).await
+        self.store.apply(MessageClass::OF_A_CLIENT, messages).await
     }
 
     pub(crate) async fn send(&self, message: Message) -> Result<Receipt, Error> {

@@ -28,7 +28,7 @@ async fn queue<T: 'static>(work: impl Future<Output = T> + Send + 'static) -> Pe
 
 async fn queue_messages(store: &SqliteStore, messages: Vec<Message>) -> PendingReply<Results> {
     let store = store.clone();
-    queue(async move { store.apply(MessageClass::External, messages).await }).await
+    queue(async move { store.apply(MessageClass::OF_A_CLIENT, messages).await }).await
 }
 
 async fn queue_sql(store: &SqliteStore, sql: &'static str) -> PendingReply<Result<(), Error>> {

@@ -38,7 +38,7 @@ impl Faulty {
     }
 
     async fn apply(&self, messages: Vec<Message>) -> Vec<Result<Receipt, Error>> {
-        self.store.apply(MessageClass::External, messages).await
+        self.store.apply(MessageClass::OF_A_CLIENT, messages).await
     }
 
     async fn send(&self, message: Message) -> Result<Receipt, Error> {
@@ -132,7 +132,7 @@ async fn an_unknown_outcome_is_resolved_before_anything_else_is_applied() {
     let first = faulty.store.clone();
     let first =
         tokio::spawn(
-            async move { first.apply(MessageClass::External, vec![to("thread", user("one"))]).await },
+            async move { first.apply(MessageClass::OF_A_CLIENT, vec![to("thread", user("one"))]).await },
         );
     tokio::task::yield_now().await;
     // This message arrives while the outcome of the first is unknown, and sees the result of the first.
@@ -180,7 +180,8 @@ async fn replies_and_reported_steps_match_what_is_stored() {
                     .collect();
                 let messages = texts.iter().map(|(name, text)| to(name, enqueued(text))).collect();
                 let store = faulty.store.clone();
-                let task = tokio::spawn(async move { store.apply(MessageClass::External, messages).await });
+                let task =
+                    tokio::spawn(async move { store.apply(MessageClass::OF_A_CLIENT, messages).await });
                 if random(2) == 0 {
                     tokio::task::yield_now().await;
                 }
