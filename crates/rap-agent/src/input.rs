@@ -276,11 +276,11 @@ pub struct PlannedCall {
     pub arguments: Arguments,
     /// Text that users see for the call, from the tool's `displayScript`; `None` if it has none.
     pub display: Option<String>,
-    /// Execution of the call.
+    /// Decision about the call.
     pub plan: Plan,
 }
 
-/// Execution of a call.
+/// Decision about a call: invoke, ask for approval, run or refuse.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plan {
     /// A tool server is invoked.

@@ -205,12 +205,13 @@ limits! {
         /// Maximum total size of the results that a thread receives between two model requests. All of them are read at
         /// once. A result beyond it is replaced by an error that states its size.
         result_bytes as result_bytes_per_turn: u64 = 16 * MIB, Valid::Size(1..=1024 * MIB);
-        /// Maximum time that an event is held while calls are open, and that an event child that waits counts as at work.
+        /// Maximum time that an event is held while calls are open. Also the time for which a waiting event child
+        /// counts as active.
         hold_max: Duration = seconds(60), Valid::Duration;
-        /// Maximum number of open children that the model of a thread spawned, and of event children at work for its
+        /// Maximum number of open children that the model of a thread spawned, and of active event children for its
         /// events.
         children as children_per_thread: usize = 64, Valid::Count(ANY);
-        /// Maximum number of event children of a subscription at work at the same time. Further events wait.
+        /// Maximum number of event children of a subscription that are active at the same time. Further events wait.
         event_children as event_children_per_subscription: usize = 4, Valid::Count(POSITIVE);
         /// Maximum number of waiting events that one event child takes; 1 spawns a child for each event.
         events_per_child: u32 = 100, Valid::Count(POSITIVE);

@@ -450,8 +450,8 @@ impl<'a> StepBuilder<'a> {
         Ok(())
     }
 
-    /// Handles a message of the session. It does not count as held input, which has its own limit: messages of threads that
-    /// work together do not keep events away. If too many wait, the message is dropped, and the sender is told.
+    /// Handles a message of the session. Such messages have their own limit, so that they cannot use up the space for
+    /// events. Beyond it, the message is dropped and its sender gets a notice.
     fn handle_session_input(&mut self, sender: ThreadId, items: Vec<Item>, external_input_at: Timestamp) {
         let held = &self.head.held;
         if held.from_session >= HELD_FROM_SESSION.0 || held.bytes >= HELD_FROM_SESSION.1 {

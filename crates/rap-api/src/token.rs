@@ -17,9 +17,9 @@ words! {
     TokenScope {
         /// Read only: `GET`.
         Read = "read",
-        /// Everything except tokens.
+        /// Everything except tokens, pruning, and moving sessions.
         Write = "write",
-        /// Everything, tokens included.
+        /// Everything.
         Admin = "admin",
     }
 }

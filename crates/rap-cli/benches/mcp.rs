@@ -184,7 +184,7 @@ async fn start(servers: u64) -> BenchResult<Start> {
     let rap = setup.start();
     let ready = began.elapsed();
     let deadline = Instant::now() + Duration::from_secs(300);
-    while (rap.log().matches("the MCP server runs").count() as u64) < servers {
+    while (rap.log().matches("the MCP server is running").count() as u64) < servers {
         if Instant::now() > deadline {
             return Err(format!("the servers did not start: {}", rap.log()).into());
         }

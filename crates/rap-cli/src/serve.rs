@@ -85,11 +85,10 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
     probe(urls);
     let stop = async {
         tokio::select! {
-            _ = signals.next() => {}
-            () = stdin_closed(), if lifetime == Lifetime::WhileStdinIsOpen => {}
-            () = idle => tracing::info!("idle"),
+            _ = signals.next() => tracing::info!("stopping"),
+            () = stdin_closed(), if lifetime == Lifetime::WhileStdinIsOpen => tracing::info!("stopping"),
+            () = idle => tracing::info!("idle; stopping"),
         }
-        tracing::info!("stopping");
         tokio::spawn(async move {
             signals.next().await;
             tracing::warn!("stopping at once; everything acknowledged is on disk");

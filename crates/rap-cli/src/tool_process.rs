@@ -212,7 +212,7 @@ async fn serve(
         Ok(Err(why)) => return ended_or(tree, why).await,
         Err(_) => return format!("did not name its port within {START_WITHIN:?}"),
     };
-    tracing::info!(server = name, port, pid = tree.id(), "the tool server runs");
+    tracing::info!(server = name, port, pid = tree.id(), "the tool server is running");
     state.send_replace(ServerState::Running { port });
     tokio::spawn(log_lines(name.to_owned(), stdout));
     format!("ended: {}", described(tree.wait().await))

@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - It connects only to addresses that its rules permit. A name is resolved once per connection, and the connection
-//!   goes to the address that was judged.
+//!   goes to the address that was checked.
 //! - It follows no redirects and uses no proxy, because both would lead to other hosts.
 //! - No error text contains the path, query or user of a URL, because a callback URL is a credential.
 //! - A call ends within its total time and keeps a bounded part of the answer. A stream has no total time, but each

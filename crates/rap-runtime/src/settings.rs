@@ -132,7 +132,7 @@ pub enum SettingsError {
     #[error("there is no agent: configure at least one")]
     NoAgent,
     /// The credentials for a tool server cannot be used.
-    #[error("the credentials for the tool server {server}: {why}")]
+    #[error("the credentials for the tool server {server} cannot be used: {why}")]
     Credentials {
         /// Base URL of the tool server.
         server: String,
@@ -140,7 +140,7 @@ pub enum SettingsError {
         why: String,
     },
     /// The keys for a destination of alerts cannot be used.
-    #[error("the secret of [[notify]] for {server}: {why}")]
+    #[error("the secret of [[notify]] for {server} cannot be used: {why}")]
     Notify {
         /// Scheme, host and port of the destination.
         server: String,
@@ -166,7 +166,7 @@ pub enum SettingsError {
         server: String,
     },
     /// A function cannot be a tool.
-    #[error("the functions cannot be tools: {0}")]
+    #[error("the functions cannot be offered as tools: {0}")]
     BadFunction(String),
 }
 

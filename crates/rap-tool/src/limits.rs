@@ -15,9 +15,9 @@ use crate::rate::Rate;
 /// limits.calls = 50;
 /// ```
 ///
-/// Callers share calls, subscriptions, callback requests and the memory for bodies: a quarter of each limit is divided
-/// equally among the callers, and only that caller can use its part. The rest is free for everyone. A single caller can
-/// use all of it.
+/// Callers share calls, subscriptions, callback requests and the memory for bodies: a quarter of each limit is
+/// reserved. It is divided equally, and each part can be used only by its own caller. The rest is free for everyone. A
+/// single caller can use all of it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {

@@ -35,7 +35,8 @@ const TIMERS_REQUESTED: usize = 1000;
 /// Subcommands of `rap threads`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List threads: open ones first, then the newest first. Closed children are listed only with --all.
+    /// List threads: open threads first, and in each group the newest first. Closed children are listed only with
+    /// --all.
     #[command(after_help = "Example: rap threads ls --status needs-you")]
     Ls {
         /// Only threads with this status.
@@ -199,14 +200,14 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
             send(&client, &thread, &text_or_stdin(text)?, on_busy, wait.limit()).await
         }
         Command::Interrupt { thread } => {
-            report(&client, &thread, client.interrupt(&thread).await, "interrupted").await
+            report(&client, &thread, client.interrupt(&thread).await, "interrupted thread").await
         }
-        Command::Close { thread } => report(&client, &thread, client.close(&thread).await, "closed").await,
+        Command::Close { thread } => report(&client, &thread, client.close(&thread).await, "closed thread").await,
         Command::Delete { thread } => {
-            report(&client, &thread, client.delete_session(&thread).await, "deleted").await
+            report(&client, &thread, client.delete_session(&thread).await, "deleted session").await
         }
         Command::Fork { thread, at, output } => fork(&client, &thread, at, output).await,
-        Command::Resume { thread } => report(&client, &thread, client.resume(&thread).await, "resumed").await,
+        Command::Resume { thread } => report(&client, &thread, client.resume(&thread).await, "resumed thread").await,
     }
 }
 
@@ -397,5 +398,5 @@ async fn send(
 
 async fn report(client: &Client, id: &str, outcome: Result<Done, Error>, done: &str) -> anyhow::Result<()> {
     with_suggestion(client, id, outcome).await?;
-    Ok(print(&format!("{done} thread {id}\n"))?)
+    Ok(print(&format!("{done} {id}\n"))?)
 }

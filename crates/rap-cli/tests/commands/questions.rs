@@ -81,7 +81,7 @@ fn a_sign_shows_that_the_model_is_asked_and_when_it_is_asked_again() {
     chat.until_screen("the sign", |screen| screen.contains("… asking the model for"));
     answer.break_off();
     chat.until_screen("the reason and the time", |screen| {
-        let line = screen.split("the model could not be asked").nth(1).unwrap_or_default();
+        let line = screen.split("the model request failed").nth(1).unwrap_or_default();
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
         line.contains("trying again in") && line.contains("UTC")
     });

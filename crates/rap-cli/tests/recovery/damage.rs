@@ -69,5 +69,5 @@ fn a_doctor_explains_files_that_are_no_database() {
     assert!(code == Some(1) && err.contains("cannot read the database text.db"), "{err}");
     Connection::open(directory.path().join("other.db")).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
     let (code, _, err) = doctor(directory.path(), &["other.db"]);
-    assert!(code == Some(1) && err.contains("other.db has no tables of rap"), "{err}");
+    assert!(code == Some(1) && err.contains("other.db is not a database of rap"), "{err}");
 }

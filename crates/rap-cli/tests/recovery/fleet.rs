@@ -406,7 +406,7 @@ async fn a_new_node_takes_its_share_of_waiting_work_and_is_listed() {
     assert_eq!(nodes[0]["url"], first.url.as_str());
     assert_eq!(nodes[1]["url"], second.url.as_str());
     let (code, listing) = one.command(&["nodes", "ls"]);
-    assert!(code == Some(0) && listing.contains("ASKING") && listing.contains(&second.url), "{listing}");
+    assert!(code == Some(0) && listing.contains("MODEL REQUESTS") && listing.contains(&second.url), "{listing}");
     assert_eq!(metric(&second, "rap_nodes").await, 2.0);
     // New work of a node without a free slot is taken by another one.
     for number in 0..4 {

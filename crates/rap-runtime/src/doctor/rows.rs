@@ -32,7 +32,7 @@ pub enum DoctorError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The file has none of the tables.
-    #[error("{} has no tables of rap: no runtime has used it, or it could not make them", .0.display())]
+    #[error("{} is not a database of rap: it has none of its tables", .0.display())]
     Empty(PathBuf),
     /// The Postgres database cannot be used.
     #[error(transparent)]
@@ -163,7 +163,7 @@ impl Source {
         }
     }
 
-    /// Checks the file itself. Postgres does that by itself.
+    /// Checks the SQLite file. Postgres checks its own files.
     pub(super) fn check_file(&self) -> Vec<String> {
         let Source::Sqlite { conn, .. } = self else { return Vec::new() };
         let check = || -> rusqlite::Result<Vec<String>> {

@@ -89,7 +89,7 @@ impl Engine {
         if let model::Error::TooLong { why } = error {
             return apply(Input::PromptTooLong { turn: *turn, why });
         }
-        tracing::warn!(thread = %thread.id, turn, attempt = number, why = %error, "the model could not be asked");
+        tracing::warn!(thread = %thread.id, turn, attempt = number, why = %error, "the model request failed");
         match self.next_attempt((thread, *turn), number, position, &error) {
             Ok((at, attempts)) => {
                 let why = error.to_string();
@@ -159,7 +159,7 @@ impl Engine {
         let pause = at.since(self.now());
         let clock = rap_api::Time::from_millis(at.0).to_string();
         let text = format!(
-            "the model could not be asked: {why}; trying again in {pause:.1?}, at {} UTC",
+            "the model request failed: {why}; retrying in {pause:.1?}, at {} UTC",
             &clock[11..19]
         );
         self.tell_peers(|| Signal::Notice { thread: thread.key, text: text.clone() });

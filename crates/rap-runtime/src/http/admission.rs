@@ -1,5 +1,4 @@
-//! Shares of the server's resources. The use by one client or callback URL at the same time is bounded, so that it
-//! cannot keep the others out.
+//! Bounds what one client or callback URL can use at the same time, so that none can starve the others.
 
 use std::collections::HashMap;
 use std::hash::Hash;

@@ -194,7 +194,7 @@ fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, ErrorRes
         return Ok(name);
     }
     let names: Vec<&str> = agents.iter().map(|agent| agent.name.as_str()).collect();
-    Err(ErrorResponse::invalid(format!("agent: no such agent; there are: {}", names.join(", "))))
+    Err(ErrorResponse::invalid(format!("agent: no such agent; configured agents: {}", names.join(", "))))
 }
 
 /// Query parameters by name.

@@ -223,7 +223,7 @@ impl Fleet for PostgresStore {
         let renewed = nodes::renew(&inner.signalling, *number, node, activity).await?;
         inner.time.observe(renewed.now);
         if let Err(error) = migrate::check_oldest(renewed.oldest) {
-            tracing::error!(%error, "this node stops working");
+            tracing::error!(%error, "this node stops: the database needs a newer release");
             inner.closing.cancel();
             return Err(Error::Closed);
         }
@@ -241,7 +241,7 @@ impl Fleet for PostgresStore {
                 Ok(_) => inner.membership().lost.clear(),
                 // The lease is renewed nevertheless. The next renewal tries again.
                 Err(error) => {
-                    tracing::warn!(%error, "claims on work of these tool servers cannot be freed yet")
+                    tracing::warn!(%error, "claims on work of these tool servers could not be released; retrying")
                 }
             }
         }

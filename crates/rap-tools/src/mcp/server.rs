@@ -213,7 +213,7 @@ impl Server {
     pub(super) async fn resume(self: &Arc<Self>) {
         let Some(stored) = self.stored() else { return };
         if let Err(why) = self.mount(&stored.listing, stored.versions).await {
-            tracing::warn!(server = self.config.name, why, "the tools of the last time cannot be used");
+            tracing::warn!(server = self.config.name, why, "the stored list of tools cannot be used");
         }
     }
 
@@ -244,7 +244,7 @@ impl Server {
         }
     }
 
-    /// Offers the tools of the last time, or one to sign in with, until the bridge stops.
+    /// Offers the stored list of tools, or one to sign in with, until the bridge stops.
     pub(super) async fn let_users_sign_in(self: &Arc<Self>, challenge: String) -> String {
         let is_mounted = lock(&self.mounted).is_some();
         if !is_mounted && let Err(why) = self.mount(&Listing::default(), Vec::new()).await {

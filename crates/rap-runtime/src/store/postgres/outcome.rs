@@ -1,4 +1,4 @@
-//! Finds out whether a transaction was committed whose connection was lost during the commit.
+//! Finds out whether a transaction was committed when its connection was lost during the commit.
 //!
 //! Another node may have stepped the same threads meanwhile, so the versions of heads alone do not tell. The number of the
 //! transaction does, as long as the server has not been restarted or replaced: after a crash or a failover, the number of a
