@@ -116,7 +116,8 @@ impl<F: Field + Default> Field for Option<F> {
 }
 
 /// Defines structs of limits. An entry is `field as key_in_the_configuration: Type = default, valid values;`. Without
-/// `as`, the key is the name of the field. `was` gives an earlier key, which is still accepted. `part` is a field that is not a limit itself; `within` lists limits inside it.
+/// `as`, the key is the name of the field. `was` gives an earlier key, which is still accepted. `part` is a field that
+/// is not a limit itself; `within` lists limits inside it.
 macro_rules! limits {
     ($(
         $(#[$about:meta])*
@@ -283,8 +284,8 @@ limits! {
         body: usize = BODY_BYTES, Valid::Size(1024..=BODY_BYTES as u64);
         /// Maximum size of a view.
         view_bytes: usize = 256 * KIB, Valid::Size(1..=BODY_BYTES as u64);
-        /// Maximum number of events of a subscription in a second, or "none". Beyond it, events are refused with 503 and have
-        /// to be sent again.
+        /// Maximum number of events of a subscription in a second, or "none". Beyond it, events are refused with 503
+        /// and have to be sent again.
         events_per_second: Option<u64> = Some(1000), Valid::CountOrNone;
         /// Lifetime of a callback URL, or "none" for as long as its call or subscription.
         callback_token_lifetime: Option<Duration> = None, Valid::DurationOrNone;

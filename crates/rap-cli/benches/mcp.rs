@@ -1,7 +1,7 @@
 //! Cost of the bridge to MCP servers: `cargo bench -p rap-cli`.
 //!
-//! The same calls of the same server, a script in Python over pipes, are made directly and through the bridge, in turns. Through
-//! the bridge, a call is an invocation, a commit, a request of MCP, a commit and a callback.
+//! The same calls of the same server, a script in Python over pipes, are made directly and through the bridge, in
+//! turns. Through the bridge, a call is an invocation, a commit, a request of MCP, a commit and a callback.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};

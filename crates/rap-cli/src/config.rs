@@ -39,7 +39,7 @@ use rap_runtime::FALLBACK_AFTER;
 pub use rap_runtime::model::anthropic::Thinking;
 use rap_runtime::model::scripted;
 pub use rap_runtime::model::{Options, Provider};
-pub use rap_runtime::{CallbackAuth, Limits, Notify, ToolGlob, Window};
+pub use rap_runtime::{AlertDestination, CallbackAuth, Limits, ToolGlob, Window};
 use url::Url;
 
 pub use self::base_url::BaseUrl;
@@ -67,7 +67,7 @@ pub struct Config {
     /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
     /// Destinations that are told about threads that need a person, have failed or were closed.
-    pub notify: Vec<Notify>,
+    pub notify: Vec<AlertDestination>,
     /// MCP servers whose tools are offered to agents.
     pub mcp_servers: Vec<McpServer>,
     /// Time after which closed sessions are deleted; `None` if they are kept.

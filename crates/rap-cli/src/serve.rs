@@ -70,7 +70,7 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
         (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());
     let runtime = Runtime::start(settings)?;
     tracing::info!(%url, %database, tool_servers = servers, "listening on {bound}");
-    tracing::info!("the page for people is at {url}/");
+    tracing::info!("web interface: {url}/");
     let idle = match lifetime {
         Lifetime::UntilIdle(period) => Some(runtime.idle_for(period)),
         Lifetime::UntilSignal | Lifetime::WhileStdinIsOpen => None,
@@ -203,8 +203,8 @@ fn consent_url(config: &Config, bound: SocketAddr, name: &str) -> Option<(String
     Some((crate::commands::tool::CONSENT_VARIABLE.to_owned(), url))
 }
 
-/// Returns the directory for the data of tool servers that this program starts: beside the database. Several nodes of a Postgres
-/// database may run in one directory, and each has its own tool servers.
+/// Returns the directory for the data of tool servers that this program starts: beside the database. Several nodes of a
+/// Postgres database may run in one directory, and each has its own tool servers.
 fn data_directory(store: &Store, bound: SocketAddr) -> PathBuf {
     const NAME: &str = "rap-data";
     match store {
@@ -251,7 +251,7 @@ pub fn settings(
         listen: Some(bound),
         tls: config.server.tls,
         proxies: config.server.proxies,
-        page: Some(crate::page::PAGE),
+        web_assets: Some(crate::web::ASSETS),
         limits: config.limits,
     })
 }

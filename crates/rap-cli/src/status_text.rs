@@ -45,7 +45,7 @@ pub fn describe(thread: &Thread, related: &Related, now: Time) -> Vec<String> {
 
 /// Returns a reason with a word before it that says whether the thread failed or is paused. Reasons that earlier versions
 /// stored begin with the word.
-pub fn with_word(status: Status, why: &str) -> String {
+pub fn with_status_prefix(status: Status, why: &str) -> String {
     let word = if status == Status::Failed { "failed: " } else { "paused: " };
     if why.starts_with(word) { why.to_owned() } else { format!("{word}{why}") }
 }
@@ -78,7 +78,7 @@ pub fn grouped(number: u64) -> String {
 }
 
 /// Returns a status as shown to people.
-pub fn word(status: Status) -> &'static str {
+pub fn label(status: Status) -> &'static str {
     match status {
         Status::NeedsYou => "needs you",
         other => other.as_str(),
@@ -135,7 +135,10 @@ fn describe_call(call: &OpenCall, now: Time) -> String {
         }
         texts::WAIT => format!("has waited {since} for any input ({id})"),
         tool if call.needs_approval => {
-            format!("`{tool}` ({id}) has waited {since} for your approval; refused automatically {}", ends(call, now))
+            format!(
+                "`{tool}` ({id}) has waited {since} for your approval; refused automatically {}",
+                ends(call, now)
+            )
         }
         tool => {
             let shown = shown(call).map_or(String::new(), |shown| format!(", {shown},"));
@@ -207,7 +210,7 @@ fn describe_child(child: &Thread, now: Time) -> String {
     let title = child.title.as_ref().map_or(String::new(), |title| format!(" “{title}”"));
     let waiting_for = waiting_for(child, now);
     let waiting_for = if waiting_for.is_empty() { waiting_for } else { format!(": {waiting_for}") };
-    format!("child {}{title} is {}{waiting_for}", child.id, word(child.status))
+    format!("child {}{title} is {}{waiting_for}", child.id, label(child.status))
 }
 
 /// Lists what a thread waits for, in a few words for a table. A failed or paused thread gives its reason.

@@ -435,7 +435,7 @@ impl Engine {
             return;
         }
         let why = store::damage::reason(error);
-        tracing::error!(?target, why, "a thread is set aside");
+        tracing::error!(?target, why, "a thread was quarantined");
         if let Err(error) = self.store.set_aside(target, why, self.now()).await {
             tracing::warn!(why = error.with_sources(), "a damaged thread could not be recorded");
         }
@@ -545,8 +545,8 @@ pub(crate) fn open_postgres(
     Ok(PostgresStore::new(Parts { address, listen, node, prepared, key, rules, time, on_commit, reserve }))
 }
 
-/// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name, unless it
-/// listens on no address of its own. Nodes of the same name that were started before lose their claims.
+/// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name,
+/// unless it listens on no address of its own. Nodes of the same name that were started before lose their claims.
 pub(crate) fn node_name(listen: Option<SocketAddr>) -> String {
     let host = std::fs::read_to_string("/proc/sys/kernel/hostname").unwrap_or_default();
     let process = || format!("process {}", std::process::id());
@@ -563,7 +563,7 @@ pub(crate) fn rules(settings: &Settings) -> StepSettings {
         agent_limits: settings.agents.iter().filter_map(own).collect(),
         model_servers: settings.agents.iter().map(server).collect::<HashMap<_, _>>(),
         lost_after: LostAfter(settings.limits.lost_after),
-        alerts: settings.notify.iter().map(crate::settings::Notify::rule).collect(),
+        alerts: settings.notify.iter().map(crate::settings::AlertDestination::rule).collect(),
         callback_base: settings.public_url.clone(),
     }
 }

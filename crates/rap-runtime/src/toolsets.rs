@@ -192,7 +192,8 @@ impl Toolsets {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the store.
+    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the
+    /// store.
     fn is_shared(&self) -> bool {
         self.store.fleet().is_some_and(Fleet::has_peers)
     }

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use axum::Router;
 use rap_io::client::{Client, ClientLimits};
 use rap_io::exposure::warn_if_exposed;
+use rap_io::reloading::Reloading;
 use rap_io::tls::{ClientTls, ServerTls};
-use rap_io::watched::Watched;
 use rap_protocol::url::is_on_loopback;
 use rap_protocol::{EndpointUrl, Secret, UrlPolicy, UrlRules};
 use url::Url;
@@ -221,8 +221,8 @@ impl ToolServer {
     /// `needsMigration`. With a hook ([`ToolServer::migrate`]), the hook runs first.
     ///
     /// At the destination a call continues as after a restart: a subscription resumes with its cursor, a
-    /// [`Tool::restartable`](crate::Tool::restartable) call runs again, and any other gets an error that says that its outcome
-    /// is unknown. It belongs to the caller with the same token or name, or to the only one that the server has. Questions
+    /// [`Tool::restartable`](crate::Tool::restartable) call runs again, and any other ends with an error: outcome
+    /// unknown. It belongs to the caller with the same token or name, or to the only one that the server has. Questions
     /// to users do not move.
     #[must_use]
     pub fn migrate_calls(mut self, key: impl Into<String>) -> Self {
@@ -456,7 +456,7 @@ impl ToolServer {
         let opening = tokio::task::spawn_blocking(move || {
             let client = match &self.callback_tls {
                 Some(tls) => tls.outgoing(callback_rules.clone(), limits)?,
-                None => Watched::fixed(Client::outgoing(callback_rules.clone(), limits)),
+                None => Reloading::fixed(Client::outgoing(callback_rules.clone(), limits)),
             };
             let outgoing = Outgoing::Http(Box::new(client));
             self.open(Externals { public_url, callback_rules, outgoing, clock: Clock::System })

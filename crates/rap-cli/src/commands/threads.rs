@@ -114,7 +114,8 @@ pub enum Command {
         /// Id of the thread.
         thread: String,
     },
-    /// Delete a closed session: a root thread, its descendants and everything that belongs to them. Forks keep their history.
+    /// Delete a closed session: a root thread, its descendants and everything that belongs to them. Forks keep their
+    /// history.
     Delete {
         /// Id of the root thread.
         thread: String,
@@ -202,12 +203,16 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
         Command::Interrupt { thread } => {
             report(&client, &thread, client.interrupt(&thread).await, "interrupted thread").await
         }
-        Command::Close { thread } => report(&client, &thread, client.close(&thread).await, "closed thread").await,
+        Command::Close { thread } => {
+            report(&client, &thread, client.close(&thread).await, "closed thread").await
+        }
         Command::Delete { thread } => {
             report(&client, &thread, client.delete_session(&thread).await, "deleted session").await
         }
         Command::Fork { thread, at, output } => fork(&client, &thread, at, output).await,
-        Command::Resume { thread } => report(&client, &thread, client.resume(&thread).await, "resumed thread").await,
+        Command::Resume { thread } => {
+            report(&client, &thread, client.resume(&thread).await, "resumed thread").await
+        }
     }
 }
 
@@ -293,7 +298,7 @@ fn list(threads: &[Thread]) -> anyhow::Result<()> {
     for thread in threads {
         let title = thread.title.clone().unwrap_or_default();
         let updated = time_format::relative(thread.updated_at, now);
-        let status = status_text::word(thread.status).to_owned();
+        let status = status_text::label(thread.status).to_owned();
         let (id, agent) = (thread.id.clone(), thread.agent.clone());
         table.row([id, status, agent, updated, title, status_text::waiting_for(thread, now)]);
         match thread.status {

@@ -4,16 +4,16 @@ use std::process::Command;
 
 use rap_testkit::Setup;
 
-use crate::model::ModelServer;
 use crate::support::{Running, Runtime, plain};
+use rap_testkit::manual_model::ManualModel;
 
 fn agent_says(screen: &str, text: &str) -> bool {
     screen.contains(&format!("agent   {text}"))
 }
 
 /// Starts a chat with a model whose answers the test sends in pieces.
-fn with_a_model() -> (Runtime, ModelServer, Running) {
-    let model = ModelServer::start();
+fn with_a_model() -> (Runtime, ManualModel, Running) {
+    let model = ManualModel::start();
     let runtime = Runtime::with(Setup::new().model(&model.lines()));
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
@@ -135,7 +135,9 @@ fn the_duration_of_an_open_call_is_updated_in_place() {
         screen.contains("… asleep for the last ") && screen.contains("; wakes in 16 min")
     });
     chat.type_in("half a li");
-    chat.until_screen("both", |screen| screen.contains("… asleep for the last ") && screen.ends_with("\n> half a li"));
+    chat.until_screen("both", |screen| {
+        screen.contains("… asleep for the last ") && screen.ends_with("\n> half a li")
+    });
 }
 
 #[test]

@@ -11,7 +11,11 @@ fn an_unreachable_runtime_is_reported_with_advice() {
         let output = output(rap(arguments).args(["--url", "http://127.0.0.1:1"]));
         assert_eq!((output.code, output.out.as_str()), (Some(1), ""), "{arguments:?}");
         assert!(output.err.starts_with("rap: no runtime answers at http://127.0.0.1:1 ("), "{}", output.err);
-        assert!(output.err.contains(")\nrap: start one with: rap serve, or set another URL"), "{}", output.err);
+        assert!(
+            output.err.contains(")\nrap: start one with: rap serve, or set another URL"),
+            "{}",
+            output.err
+        );
     }
 }
 

@@ -2,8 +2,8 @@
 
 use rap_testkit::Setup;
 
-use crate::model::ModelServer;
 use crate::support::{Running, Runtime};
+use rap_testkit::manual_model::ManualModel;
 
 /// The smallest PNG: one pixel.
 const PNG: &[u8] = &[
@@ -73,7 +73,7 @@ fn a_number_while_a_question_is_open_is_never_a_message() {
 
 #[test]
 fn a_sign_shows_that_the_model_is_asked_and_when_it_is_asked_again() {
-    let model = ModelServer::start();
+    let model = ManualModel::start();
     let runtime = Runtime::with(Setup::new().model(&model.lines()));
     let mut chat = chat(&runtime, &["chat"]);
     chat.type_in("Hello?\r");

@@ -1,4 +1,5 @@
-//! Damaged rows in a real database: the thread is set aside, all others continue, and `rap doctor` explains the damage.
+//! Damaged rows in a real database: the thread is quarantined, all others continue, and `rap doctor` explains the
+//! damage.
 
 use std::path::Path;
 

@@ -9,8 +9,8 @@ use serde_json::json;
 use crate::fleet::until_nodes;
 use crate::support::{Api, prepared};
 
-/// A server in plain Python. Its tool `whoami` answers with its process id, `hold` after three seconds. It knows the status of
-/// its own calls only, and says on stderr which calls were cancelled.
+/// A server in plain Python. Its tool `whoami` answers with its process id, `hold` after three seconds. It knows the
+/// status of its own calls only, and says on stderr which calls were cancelled.
 const SERVER: &str = r#"
 import json, os, sys, threading, time, urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,8 +88,8 @@ async fn until_acknowledged(api: &Api, thread: &str) {
     .await;
 }
 
-/// The process that a call reaches depends neither on the node that the message reached nor on the one that checks, cancels or
-/// closes.
+/// The process that a call reaches depends neither on the node that the message reached nor on the one that checks,
+/// cancels or closes.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_calls_of_a_started_tool_server_are_in_one_process_of_the_fleet() {
     let database = Server::shared().database();

@@ -52,7 +52,10 @@ async fn each_agent_has_its_own_prompt_model_tools_and_limits() {
     assert_eq!(messages(&question), ["user: hi"]);
     assert_eq!((offered(&question), &question["model"]), (vec!["watch"], &json!("gpt-small")));
     let refused = rap.transcript(&second).await[2].clone();
-    assert!(refused.starts_with("result a: Error: there is no tool `work`; available tools: watch"), "{refused}");
+    assert!(
+        refused.starts_with("result a: Error: there is no tool `work`; available tools: watch"),
+        "{refused}"
+    );
 
     // Its limit is one turn without new external input.
     other.calls(&[("a", "nothing", json!({}))]);

@@ -62,8 +62,8 @@ impl Engine {
         self.store.fleet().is_none_or(|fleet| !fleet.has_peers() || fleet.holds_lease())
     }
 
-    /// Returns false if requests about calls of this destination are the work of another node, because the process that has the
-    /// calls is there.
+    /// Returns false if requests about calls of this destination are the work of another node, because the process that
+    /// has the calls is there.
     pub(super) fn hosts(&self, destination: &str) -> bool {
         self.store.fleet().is_none_or(|fleet| fleet.hosts(destination))
     }

@@ -37,19 +37,19 @@ const KNOWN_CLIENTS: usize = 1024;
 const REQUEST_BYTES: usize = 256 * 1024 * 1024;
 const REQUEST_BYTES_PER_CLIENT: usize = REQUEST_BYTES / 4;
 const CALLBACK_BYTES: usize = 32 * 1024 * 1024;
-/// Memory for sign-ins to the page, which anybody can send, in bytes.
+/// Memory for sign-ins to the web interface, which anybody can send, in bytes.
 const SIGN_IN_BYTES: usize = 1024 * 1024;
 /// Limits of one sign-in.
 const SIGN_IN: BodyLimits = BodyLimits { bytes: 4 * 1024, within: Duration::from_secs(5) };
 /// Memory for the records of sessions that arrive from another runtime, in bytes. The largest record fits.
-const ARRIVAL_BYTES: usize = 2 * RECORD_BYTES;
+const IMPORT_BYTES: usize = 2 * RECORD_BYTES;
 /// Limits of one page of records.
-const ARRIVAL: BodyLimits = BodyLimits { bytes: RECORD_BYTES, within: Duration::from_secs(60) };
-/// Memory for large answers that their readers have not read yet, in bytes, in total and for one client.
-const ANSWER_BYTES: usize = 128 * 1024 * 1024;
-const ANSWER_BYTES_PER_CLIENT: usize = ANSWER_BYTES / 2;
-/// Size up to which an answer is not counted, in bytes.
-pub(super) const SMALL_ANSWER: usize = 64 * 1024;
+const IMPORT: BodyLimits = BodyLimits { bytes: RECORD_BYTES, within: Duration::from_secs(60) };
+/// Memory for large responses that their readers have not read yet, in bytes, in total and for one client.
+const RESPONSE_BYTES: usize = 128 * 1024 * 1024;
+const RESPONSE_BYTES_PER_CLIENT: usize = RESPONSE_BYTES / 2;
+/// Size up to which a response is not counted, in bytes.
+pub(super) const SMALL_RESPONSE: usize = 64 * 1024;
 /// Maximum number of large bodies that are parsed at the same time.
 const PARSERS: usize = 2;
 
@@ -69,7 +69,7 @@ pub(super) enum Sender {
     Client(Client),
     /// Has a valid callback URL.
     Tool,
-    /// Wants to sign in to the page.
+    /// Wants to sign in to the web interface.
     Stranger,
     /// Moves a session here.
     Runtime,
@@ -194,7 +194,7 @@ pub(crate) struct Admission {
     request_memory: BodyMemory,
     callback_memory: BodyMemory,
     sign_in_memory: BodyMemory,
-    arrival_memory: BodyMemory,
+    import_memory: BodyMemory,
     body_limits: BodyLimits,
     callbacks: Arc<Shares<(ThreadKey, CallId)>>,
     rates: Rates<Client>,
@@ -203,18 +203,18 @@ pub(crate) struct Admission {
     streams: Arc<Shares<Client>>,
     readers: Arc<Semaphore>,
     clients: Mutex<HashMap<Client, ClientResources>>,
-    answer_memory: Arc<Semaphore>,
-    answer_memory_of: Arc<Shares<Client>>,
+    response_memory: Arc<Semaphore>,
+    response_memory_of: Arc<Shares<Client>>,
     parsers: Semaphore,
 }
 
-/// Memory of an answer that its reader has not read yet. It is given back when it is dropped.
-pub(super) struct AnswerMemory {
+/// Memory of a response that its reader has not read yet. It is given back when it is dropped.
+pub(super) struct ResponseMemory {
     permit: OwnedSemaphorePermit,
     share: Share<Client>,
 }
 
-impl AnswerMemory {
+impl ResponseMemory {
     fn bytes(&self) -> usize {
         self.share.amount
     }
@@ -224,7 +224,7 @@ impl AnswerMemory {
         self.share.shrink(bytes);
     }
 
-    fn merge(&mut self, more: AnswerMemory) {
+    fn merge(&mut self, more: ResponseMemory) {
         self.permit.merge(more.permit);
         self.share.merge(more.share);
     }
@@ -237,7 +237,7 @@ impl Admission {
             callback_memory: request_memory.with_own(CALLBACK_BYTES),
             request_memory,
             sign_in_memory: BodyMemory::new(SIGN_IN_BYTES),
-            arrival_memory: BodyMemory::new(ARRIVAL_BYTES),
+            import_memory: BodyMemory::new(IMPORT_BYTES),
             body_limits: BodyLimits { bytes: limits.body, within: limits.request_within },
             callbacks: Shares::new(REQUESTS_PER_CALLBACK_URL),
             rates: Rates::new(limits.requests_per_second),
@@ -246,8 +246,8 @@ impl Admission {
             streams: Shares::new(STREAMS_PER_CLIENT),
             readers: Arc::new(Semaphore::new(READERS)),
             clients: Mutex::default(),
-            answer_memory: Arc::new(Semaphore::new(ANSWER_BYTES)),
-            answer_memory_of: Shares::new(ANSWER_BYTES_PER_CLIENT),
+            response_memory: Arc::new(Semaphore::new(RESPONSE_BYTES)),
+            response_memory_of: Shares::new(RESPONSE_BYTES_PER_CLIENT),
             parsers: Semaphore::new(PARSERS),
         }
     }
@@ -297,7 +297,7 @@ impl Admission {
             }
             Sender::Tool => self.callback_memory.read_json(headers, body, self.body_limits).await,
             Sender::Stranger => self.sign_in_memory.read_json(headers, body, SIGN_IN).await,
-            Sender::Runtime => self.arrival_memory.read(headers, body, ARRIVAL).await,
+            Sender::Runtime => self.import_memory.read(headers, body, IMPORT).await,
         }
     }
 
@@ -309,49 +309,49 @@ impl Admission {
         [own, Arc::clone(&self.readers).acquire_owned().await.expect(open)]
     }
 
-    /// Returns memory for an answer, or `Err` if the answers that were not read yet use too much. A small answer needs
-    /// none. An answer that is larger than a client's share takes all of it.
-    pub(super) fn answer(&self, client: Client, bytes: usize) -> Result<Option<AnswerMemory>, NoMemory> {
-        if bytes <= SMALL_ANSWER {
+    /// Returns memory for a response, or `Err` if the responses that were not read yet use too much. A small response needs
+    /// none. A response that is larger than a client's share takes all of it.
+    pub(super) fn response(&self, client: Client, bytes: usize) -> Result<Option<ResponseMemory>, NoMemory> {
+        if bytes <= SMALL_RESPONSE {
             return Ok(None);
         }
-        self.take_answer_memory(client, bytes.min(ANSWER_BYTES_PER_CLIENT)).map(Some)
+        self.take_response_memory(client, bytes.min(RESPONSE_BYTES_PER_CLIENT)).map(Some)
     }
 
-    fn take_answer_memory(&self, client: Client, bytes: usize) -> Result<AnswerMemory, NoMemory> {
-        let share = self.answer_memory_of.take(client, bytes).ok_or(NoMemory)?;
+    fn take_response_memory(&self, client: Client, bytes: usize) -> Result<ResponseMemory, NoMemory> {
+        let share = self.response_memory_of.take(client, bytes).ok_or(NoMemory)?;
         let bytes = u32::try_from(bytes).map_err(|_| NoMemory)?;
-        let permit = Arc::clone(&self.answer_memory).try_acquire_many_owned(bytes).map_err(|_| NoMemory)?;
-        Ok(AnswerMemory { permit, share })
+        let permit = Arc::clone(&self.response_memory).try_acquire_many_owned(bytes).map_err(|_| NoMemory)?;
+        Ok(ResponseMemory { permit, share })
     }
 
-    /// Adjusts memory to the size that an answer turned out to have.
-    pub(super) fn resize_answer(
+    /// Adjusts memory to the size that a response turned out to have.
+    pub(super) fn resize_response(
         &self,
         client: Client,
-        memory: Option<AnswerMemory>,
+        memory: Option<ResponseMemory>,
         bytes: usize,
-    ) -> Result<Option<AnswerMemory>, NoMemory> {
-        let Some(mut memory) = memory else { return self.answer(client, bytes) };
-        let bytes = bytes.min(ANSWER_BYTES_PER_CLIENT);
+    ) -> Result<Option<ResponseMemory>, NoMemory> {
+        let Some(mut memory) = memory else { return self.response(client, bytes) };
+        let bytes = bytes.min(RESPONSE_BYTES_PER_CLIENT);
         if bytes > memory.bytes() {
-            memory.merge(self.take_answer_memory(client, bytes - memory.bytes())?);
+            memory.merge(self.take_response_memory(client, bytes - memory.bytes())?);
         }
         memory.shrink(bytes);
         Ok(Some(memory))
     }
 
-    /// Like [`Admission::answer`], but waits for a limited time.
-    pub(super) async fn answer_within(
+    /// Like [`Admission::response`], but waits for a limited time.
+    pub(super) async fn response_within(
         &self,
         client: Client,
         bytes: usize,
         within: Duration,
-    ) -> Result<Option<AnswerMemory>, NoMemory> {
+    ) -> Result<Option<ResponseMemory>, NoMemory> {
         const PAUSE: Duration = Duration::from_millis(50);
         let waiting = async {
             loop {
-                match self.answer(client, bytes) {
+                match self.response(client, bytes) {
                     Ok(memory) => return memory,
                     Err(NoMemory) => tokio::time::sleep(PAUSE).await,
                 }
@@ -366,13 +366,13 @@ impl Admission {
     }
 }
 
-/// The answers that were not read yet use too much memory.
+/// The responses that were not read yet use too much memory.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct NoMemory;
 
 impl From<NoMemory> for ErrorResponse {
     fn from(NoMemory: NoMemory) -> Self {
-        let message = "too many large answers of this client are not read yet; read them, then try again";
+        let message = "too many large responses of this client are not read yet; read them, then try again";
         ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 }
@@ -486,41 +486,41 @@ mod tests {
     }
 
     #[test]
-    fn one_client_cannot_use_the_memory_for_all_answers() {
+    fn one_client_cannot_use_the_memory_for_all_responses() {
         let (admission, large) = (admission(), 8 * 1024 * 1024);
         let (first, second) = (Client::Configured(0), Client::Configured(1));
         let mut held = Vec::new();
-        while let Ok(memory) = admission.answer(first, large) {
+        while let Ok(memory) = admission.response(first, large) {
             held.push(memory);
         }
-        assert_eq!(held.len(), ANSWER_BYTES_PER_CLIENT / large);
-        assert!(admission.answer(second, large).is_ok());
-        assert!(admission.answer(first, SMALL_ANSWER).is_ok_and(|memory| memory.is_none()));
+        assert_eq!(held.len(), RESPONSE_BYTES_PER_CLIENT / large);
+        assert!(admission.response(second, large).is_ok());
+        assert!(admission.response(first, SMALL_RESPONSE).is_ok_and(|memory| memory.is_none()));
         held.clear();
-        assert!(admission.answer(first, large).is_ok());
+        assert!(admission.response(first, large).is_ok());
     }
 
     #[test]
-    fn the_memory_of_an_answer_follows_its_size() {
+    fn the_memory_of_a_response_follows_its_size() {
         let (admission, client, mib) = (admission(), Client::Configured(0), 1024 * 1024);
         let left = || {
-            let used = admission.answer_memory_of.used().get(&client).copied().unwrap_or_default();
-            assert_eq!(ANSWER_BYTES - admission.answer_memory.available_permits(), used);
-            ANSWER_BYTES_PER_CLIENT - used
+            let used = admission.response_memory_of.used().get(&client).copied().unwrap_or_default();
+            assert_eq!(RESPONSE_BYTES - admission.response_memory.available_permits(), used);
+            RESPONSE_BYTES_PER_CLIENT - used
         };
-        let memory = admission.answer(client, 8 * mib).unwrap();
-        let memory = admission.resize_answer(client, memory, mib).unwrap();
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT - mib);
-        let memory = admission.resize_answer(client, memory, 3 * mib).unwrap();
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT - 3 * mib);
-        let others = admission.answer(client, left()).unwrap();
-        assert!(admission.resize_answer(client, memory, 4 * mib).is_err(), "nothing is left");
+        let memory = admission.response(client, 8 * mib).unwrap();
+        let memory = admission.resize_response(client, memory, mib).unwrap();
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT - mib);
+        let memory = admission.resize_response(client, memory, 3 * mib).unwrap();
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT - 3 * mib);
+        let others = admission.response(client, left()).unwrap();
+        assert!(admission.resize_response(client, memory, 4 * mib).is_err(), "nothing is left");
         drop(others);
-        // A setting may allow answers that are larger than a share.
-        let whole = admission.answer(client, 10 * ANSWER_BYTES).unwrap();
+        // A setting may allow responses that are larger than a share.
+        let whole = admission.response(client, 10 * RESPONSE_BYTES).unwrap();
         assert_eq!(left(), 0);
         drop(whole);
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT);
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT);
     }
 
     #[tokio::test]

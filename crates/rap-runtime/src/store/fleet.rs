@@ -23,8 +23,8 @@ pub(crate) trait Fleet: Send + Sync {
     fn has_peers(&self) -> bool;
     /// Returns true if the lease of this node is valid, as far as the node knows.
     fn holds_lease(&self) -> bool;
-    /// Returns false if the tool server is one that nodes start themselves, and another node is its host, as far as this node
-    /// knows. Then only that node may send requests about calls to its process.
+    /// Returns false if the tool server is one that nodes start themselves, and another node is its host, as far as
+    /// this node knows. Then only that node may send requests about calls to its process.
     fn hosts(&self, server: &str) -> bool;
     /// Renews the lease of this node and reads those of the others. Makes this node the host of tool servers that have none.
     async fn renew(&self, activity: Activity) -> Result<Renewal, Error>;

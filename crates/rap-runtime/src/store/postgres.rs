@@ -232,11 +232,11 @@ impl Fleet for PostgresStore {
         inner.signals.set_peers(&inner.membership().peers);
         let gained: Vec<&String> = renewed.hosted.difference(&before).collect();
         if !gained.is_empty() {
-            tracing::info!(servers = ?gained, "this node is the host of these tool servers now");
+            tracing::info!(servers = ?gained, "this node now owns these tool servers");
         }
         let lost: Vec<String> = inner.membership().lost.iter().cloned().collect();
         if !lost.is_empty() {
-            tracing::info!(servers = ?lost, "another node is the host of these tool servers now");
+            tracing::info!(servers = ?lost, "another node now owns these tool servers");
             match inner.signalling.write(hosts::release(*number, &lost)).await {
                 Ok(_) => inner.membership().lost.clear(),
                 // The lease is renewed nevertheless. The next renewal tries again.

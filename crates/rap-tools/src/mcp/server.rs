@@ -187,8 +187,8 @@ impl Server {
         })
     }
 
-    /// Returns the endpoints, as soon as they are there. `discovers` is true for a request for the toolset, which waits for a
-    /// server that is being started, and fails with the reason if it could not be started.
+    /// Returns the endpoints, as soon as they are there. `discovers` is true for a request for the toolset, which waits
+    /// for a server that is being started, and fails with the reason if it could not be started.
     pub(super) async fn router(&self, discovers: bool) -> Result<Router, String> {
         let mut state = self.state.subscribe();
         if discovers {

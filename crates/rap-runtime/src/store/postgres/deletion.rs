@@ -208,8 +208,8 @@ async fn next_fork(tx: &mut Transaction, session: SessionKey) -> Result<Option<A
     Ok(fork.map(|(Loaded { thread, .. }, _)| thread))
 }
 
-/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads none of
-/// the copies.
+/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads
+/// none of the copies.
 async fn copy_inherited(mut tx: Transaction, fork: &Thread) -> Result<(), Failure> {
     // The session of the fork may be deleted, too, which must not miss a copy.
     let lock = Statement::new("SELECT 1 FROM threads WHERE no = $1 FOR UPDATE").thread(fork.key);

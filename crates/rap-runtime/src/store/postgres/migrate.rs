@@ -11,9 +11,9 @@ use super::connect::{Address, UrlError};
 use super::nodes::{self, NodeNumber, NodeSettings};
 use crate::store::{BoxError, StepSettings};
 
-/// The migrations. Nodes of the previous release keep working while a migration is applied, so a migration only adds: columns
-/// that can be left out, tables and indexes. What it replaces is removed one release later, together with `oldest` (see
-/// docs/decisions/0029-upgrades-of-a-fleet.md).
+/// The migrations. Nodes of the previous release keep working while a migration is applied, so a migration only adds:
+/// columns that can be left out, tables and indexes. What it replaces is removed one release later, together with
+/// `oldest` (see docs/decisions/0029-upgrades-of-a-fleet.md).
 pub(super) const MIGRATIONS: &[&str] = &[
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),

@@ -303,8 +303,8 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Merges signals: the changes of a thread that follow each other with no delta of it in between, parts of the same answer, and
-/// work of the same queue.
+/// Merges signals: the changes of a thread that follow each other with no delta of it in between, parts of the same
+/// answer, and work of the same queue.
 fn merge(signals: Vec<Signal>) -> Vec<Signal> {
     let mut merged: Vec<Signal> = Vec::with_capacity(signals.len());
     // Position of the last change or delta of each thread.
