@@ -15,6 +15,7 @@ mod read;
 mod resolver;
 mod section;
 mod started_tool;
+mod telemetry;
 mod tool_server;
 mod value;
 
@@ -39,7 +40,7 @@ use rap_runtime::FALLBACK_AFTER;
 pub use rap_runtime::model::anthropic::Thinking;
 use rap_runtime::model::scripted;
 pub use rap_runtime::model::{Options, Provider};
-pub use rap_runtime::{AlertDestination, CallbackAuth, Limits, ToolGlob, Window};
+pub use rap_runtime::{AlertDestination, CallbackAuth, Limits, TelemetrySettings, ToolGlob, Window};
 use url::Url;
 
 pub use self::base_url::BaseUrl;
@@ -70,6 +71,8 @@ pub struct Config {
     pub notify: Vec<AlertDestination>,
     /// MCP servers whose tools are offered to agents.
     pub mcp_servers: Vec<McpServer>,
+    /// Collector of traces; `None` if none are recorded.
+    pub telemetry: Option<TelemetrySettings>,
     /// Time after which closed sessions are deleted; `None` if they are kept.
     pub retention: Option<Duration>,
     /// Limits of the runtime and of threads.
@@ -139,7 +142,10 @@ impl Config {
         let token_urls = self.tool_servers.iter().filter_map(token_url);
         let notify = self.notify.iter().map(|notify| ("notify.url", notify.url.clone()));
         let models = models.map(|url| ("model.base_url", url.clone()));
+        let telemetry =
+            self.telemetry.iter().map(|telemetry| ("telemetry.otlp_endpoint", telemetry.url.clone()));
         let all = public.chain(models).chain(servers).chain(token_urls).chain(notify).chain(mcp_urls);
+        let all = all.chain(telemetry);
         let plain = all.filter(|(_, url)| url.scheme() == "http" && !is_on_loopback(url));
         let mut plain: Vec<_> = plain.map(|(key, url)| (key, redact::url(&url))).collect();
         plain.dedup();
@@ -232,6 +238,8 @@ pub enum ToolSource {
         program: ToolProgram,
         /// Bearer token that its callers send; `None` for one that is made at its first start.
         bearer: Option<Secret>,
+        /// Time in which it has to name its port.
+        start_timeout: Duration,
     },
 }
 
@@ -341,6 +349,7 @@ impl Default for Config {
             tool_servers: Vec::new(),
             notify: Vec::new(),
             mcp_servers: Vec::new(),
+            telemetry: None,
             retention: None,
             limits: Limits::default(),
             secret_files: Vec::new(),

@@ -19,7 +19,7 @@ use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
 use crate::config::{self, Config, Environment, Store, ToolProgram, ToolSource};
-use crate::tool_process::{Launch, ToolProcesses};
+use crate::tool_process::{Launch, START_WITHIN, ToolProcesses};
 
 /// Time within which a tool server has to accept a connection at the start. Nothing waits for it.
 const PROBE_WITHIN: Duration = Duration::from_secs(5);
@@ -66,11 +66,15 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
     let urls: Vec<_> =
         config.tool_servers.iter().filter_map(config::ToolServer::url).map(config::BaseUrl::to_url).collect();
     let settings = settings(config, bound, tool_servers)?;
+    let collector = settings.telemetry.as_ref().map(|telemetry| redact::url(&telemetry.url));
     let (url, database, servers) =
         (settings.public_url.clone(), settings.database.clone(), settings.tool_servers.len());
     let runtime = Runtime::start(settings)?;
     tracing::info!(%url, %database, tool_servers = servers, "listening on {bound}");
     tracing::info!("web interface: {url}/");
+    if let Some(collector) = collector {
+        tracing::info!("traces are sent to {collector}");
+    }
     let idle = match lifetime {
         Lifetime::UntilIdle(period) => Some(runtime.idle_for(period)),
         Lifetime::UntilSignal | Lifetime::WhileStdinIsOpen => None,
@@ -167,7 +171,7 @@ fn add_tool_servers(
             callback_auth: server.callback_auth,
             ..ToolServer::new(url.as_str())
         },
-        ToolSource::Start { name, program, bearer } => {
+        ToolSource::Start { name, program, bearer, start_timeout } => {
             let mut environment = inherited.clone();
             environment.extend(consent(&format!("/command:{name}")));
             let command = match program {
@@ -178,7 +182,8 @@ fn add_tool_servers(
                 }
             };
             let (bearer, data) = (bearer.clone(), data_directory(&config.store, bound));
-            processes.add(Launch { name: name.clone(), command, environment, bearer, data })
+            let start_within = *start_timeout;
+            processes.add(Launch { name: name.clone(), command, environment, bearer, data, start_within })
         }
     };
     let mut servers: Vec<ToolServer> = config.tool_servers.iter().map(start).collect();
@@ -186,7 +191,8 @@ fn add_tool_servers(
         let (command, servers_variable) = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
         let environment = inherited.into_iter().chain([servers_variable]).chain(consent("")).collect();
         let (name, data) = (MCP_BRIDGE.to_owned(), data_directory(&config.store, bound));
-        let bridge = processes.add(Launch { name, command, environment, bearer: None, data });
+        let start_within = START_WITHIN;
+        let bridge = processes.add(Launch { name, command, environment, bearer: None, data, start_within });
         servers.extend(config.mcp_servers.iter().map(|server| bridge.below(server.id(), &server.name)));
     }
     Ok(servers)
@@ -244,6 +250,7 @@ pub fn settings(
         window,
         tool_servers,
         notify: config.notify,
+        telemetry: config.telemetry,
         retention: config.retention,
         functions: Vec::new(),
         url_policy: config.server.url_policy,

@@ -31,6 +31,7 @@ pub(crate) const ASSETS: WebAssets = WebAssets {
         "thread.js" as "text/javascript; charset=utf-8",
         "threads.js" as "text/javascript; charset=utf-8",
         "timeline.js" as "text/javascript; charset=utf-8",
+        "titles.js" as "text/javascript; charset=utf-8",
         "icon.svg" as "image/svg+xml",
         "style.css" as "text/css; charset=utf-8",
     },

@@ -156,7 +156,7 @@ export class Conversation {
   }
 
   head(name, entry) {
-    const branch = this.actions.fork && h('button', { type: 'button', class: 'quiet branch', title: 'Start a new thread that begins with the conversation up to here', click: (event) => this.actions.fork(entry.seq, event.currentTarget) }, 'Branch from here');
+    const branch = this.actions.fork && h('button', { type: 'button', class: 'quiet branch', title: 'Start a new thread that begins with the conversation up to here', click: (event) => this.actions.fork(entry.seq, event.currentTarget) }, 'Fork from here');
     return h('header', {}, h('b', {}, name), ' ', time(entry.at), branch);
   }
 

@@ -5,6 +5,7 @@ import { act, ago, empty, failure, fill, h, json, loading, said, visible } from 
 import { countQuestions, on, throttled } from './live.js';
 import { link, webAddress } from './markdown.js';
 import { titleOf } from './status.js';
+import { threadLink } from './titles.js';
 
 /** Paused threads that are listed. */
 const PAUSED = 100;
@@ -22,7 +23,7 @@ export function questionCard(question, { answered, withThread = true, canAnswer 
     await post(where, body);
     answered(question);
   });
-  const thread = withThread && h('a', { href: `/threads/${encodeURIComponent(question.thread_id)}` }, 'in ', said(question.thread_id));
+  const thread = withThread && ['in ', threadLink(question.thread_id)];
   const header = h('header', {}, h('span', { class: 'call-name' }, said(question.tool)), ' ', h('span', { class: 'faint' }, 'asked ', ago(question.asked_at), ' '), thread);
   const given = question.arguments && Object.keys(question.arguments).length > 0
     ? h('div', { class: 'arguments' }, h('p', { class: 'label' }, 'Arguments of the call'), json(question.arguments))

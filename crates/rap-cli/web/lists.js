@@ -3,10 +3,9 @@
 import { get, path, post } from './api.js';
 import { act, ago, count, empty, exactTime, failure, fill, h, json, loading, plural, said, since, time, visible } from './dom.js';
 import { on, throttled } from './live.js';
+import { threadLink } from './titles.js';
 
 const PAGE = 100;
-
-const threadLink = (id) => (id ? h('a', { href: `/threads/${encodeURIComponent(id)}` }, said(id)) : '');
 
 /**
  * Makes a view with a table of `GET /v1/NAME`. `columns` are pairs of a heading and a function of a row. It is read again

@@ -28,6 +28,7 @@ class ThreadView {
     this.mayWrite = context.session.scope !== 'read';
     this.questions = new Map();
     this.views = new Map();
+    this.unfolded = new Set();
     this.atEnd = true;
     this.element = h('div', { class: 'thread' }, loading());
     this.conversation = new Conversation({
@@ -36,7 +37,7 @@ class ThreadView {
       hasEarlier: () => this.hasEarlier,
     });
     window.addEventListener('scroll', () => {
-      this.atEnd = window.innerHeight + window.scrollY >= document.documentElement.scrollHeight - 120;
+      this.atEnd = window.innerHeight + window.scrollY >= this.endOfConversation() - 120;
     }, { signal: this.signal, passive: true });
     this.open();
   }
@@ -101,9 +102,10 @@ class ThreadView {
     this.side = h('aside', { class: 'side', 'aria-label': 'About this conversation' });
     this.composer = composer({ placeholder: 'Write to the agent', send: (text, content) => this.send(text, content) });
     const actions = mayWrite ? h('div', { class: 'actions' }, this.buttons.resume, this.buttons.interrupt, this.buttons.fork, this.buttons.close, this.undo) : null;
+    this.main = h('div', { class: 'thread-main' }, this.earlier, this.conversation.element, this.thinking, this.asked, mayWrite ? this.composer.form : h('p', { class: 'faint' }, 'Your token permits reading only.'));
     fill(this.element,
       h('div', { class: 'thread-head' }, this.heading, this.state, actions),
-      h('div', { class: 'thread-main' }, this.earlier, this.conversation.element, this.thinking, this.asked, mayWrite ? this.composer.form : h('p', { class: 'faint' }, 'Your token permits reading only.')),
+      this.main,
       this.side);
   }
 
@@ -165,23 +167,28 @@ class ThreadView {
       ['Created', time(thread.created_at)],
       ['Changed', ago(thread.updated_at)],
     ].filter(Boolean);
-    const focused = this.side.contains(document.activeElement);
-    if (focused) return;
+    // What has the focus keeps it, if it is still there.
+    const nameOf = (element) => element.getAttribute('aria-label') ?? element.getAttribute('href') ?? element.firstChild?.textContent;
+    const focused = this.side.contains(document.activeElement) ? nameOf(document.activeElement) : null;
     fill(this.side,
       waiting.length ? section('Waits on', h('ul', {}, waiting)) : null,
       subscribed.length ? section('Wakes on', h('ul', {}, subscribed)) : null,
       this.views.size ? section('Shown by tools', [...this.views.values()].map((view) => this.view(view))) : null,
       section('Wakes and sleeps', timeline(this.conversation.entries, thread)),
       section('About', h('dl', {}, facts.map(([name, value]) => [h('dt', {}, name), h('dd', {}, value)]))));
+    if (focused) [...this.side.querySelectorAll('button, a, summary')].find((element) => nameOf(element) === focused)?.focus({ preventScroll: true });
   }
 
-  view({ view_type: type, content, at }) {
+  view({ view_type: type, content, at, server }) {
     if (type === 'progress' && typeof content?.fraction === 'number') {
       const percent = Math.round(Math.min(1, Math.max(0, content.fraction)) * 100);
       return h('div', { class: 'view' }, h('p', {}, visible(content.text ?? ''), ' ', h('span', { class: 'faint' }, `${percent} %`)), h('progress', { max: '100', value: String(percent), 'aria-label': 'Progress' }));
     }
     if (typeof content?.patch === 'string') return h('div', { class: 'view' }, diff(content));
-    return h('details', { class: 'view' }, h('summary', {}, said(type), ' ', h('span', { class: 'faint' }, ago(at))), json(content));
+    const key = `${server} ${type}`;
+    const details = h('details', { class: 'view', open: this.unfolded.has(key) }, h('summary', {}, said(type), ' ', h('span', { class: 'faint' }, ago(at))), json(content));
+    details.addEventListener('toggle', () => (details.open ? this.unfolded.add(key) : this.unfolded.delete(key)));
+    return details;
   }
 
   // Events
@@ -274,8 +281,13 @@ class ThreadView {
     if (this.atEnd) requestAnimationFrame(() => !this.signal.aborted && this.toEnd());
   }
 
+  /** Where the conversation ends in the document. On a phone, what is about the thread follows below it. */
+  endOfConversation() {
+    return (this.main?.getBoundingClientRect().bottom ?? 0) + window.scrollY;
+  }
+
   toEnd() {
-    window.scrollTo(0, document.documentElement.scrollHeight);
+    window.scrollTo(0, Math.max(0, this.endOfConversation() - window.innerHeight));
   }
 
   // Actions

@@ -57,6 +57,7 @@ use crate::store::{
     self, AskWork, Committed, InvokeWork, Message, MessageClass, OpenError, PostgresError, Receipt, Signal,
     SqliteStore, StepSettings, Store, Target, Thread, ThreadKey, Work, WorkKey, WorkKind, WorkQueue,
 };
+use crate::telemetry::Telemetry;
 use crate::token::Tokens;
 use crate::toolsets::{DiscoveryTimes, Toolsets};
 use crate::world::{Clock, HttpLimits, World};
@@ -139,6 +140,8 @@ pub(crate) struct Engine {
     validations: Validations<String>,
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
+    /// Records traces, if a collector is configured.
+    pub(crate) telemetry: Option<Telemetry>,
     pub(crate) world: World,
     pub(crate) dispatcher: Dispatcher,
     pub(crate) admission: Admission,
@@ -222,6 +225,11 @@ impl Engine {
         let (servers, urls) = (settings.tool_servers.clone(), Arc::new(settings.url_rules()));
         let (tasks, stop) = (TaskTracker::new(), CancellationToken::new());
         let key = keys.for_storage(world.now());
+        let telemetry = settings.telemetry.clone().map(|collector| {
+            let (telemetry, exporter) = Telemetry::new(collector);
+            tasks.spawn(exporter.run(stop.clone()));
+            telemetry
+        });
         let engine = Arc::new(Engine {
             origin: Origin::new(&keys, world.now(), &settings.public_url),
             secrets: key,
@@ -243,6 +251,7 @@ impl Engine {
             validations: Validations::default(),
             hub: Hub::new(),
             metrics: Metrics::new(&settings),
+            telemetry,
             dispatcher: Dispatcher::new(slots(limits)),
             awaiting_tools: Arc::new(Semaphore::new(AWAITING_TOOLS)),
             admission: Admission::new(limits),
@@ -313,6 +322,9 @@ impl Engine {
         });
         let due = timers.chain(step.head.due(limits)).min();
         self.count_wake(&thread, step.is_wake());
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.step(&thread, &step);
+        }
         let (status, alerts) = (step.head.status(), !step.entered.is_empty());
         tracing::debug!(thread = %thread.id, status = status.as_str(), effects = step.effects.len(), "step");
         self.tell_peers(|| Signal::of_step(thread.key, status, &Changes::of(&step)));

@@ -24,6 +24,7 @@ mod settings;
 #[cfg(test)]
 mod simulation;
 mod store;
+mod telemetry;
 mod token;
 mod tool_server;
 mod toolsets;
@@ -49,6 +50,7 @@ pub use crate::settings::{
     SettingsError, Window,
 };
 pub use crate::store::{OpenError, PostgresError, UrlError};
+pub use crate::telemetry::TelemetrySettings;
 pub use crate::tool_server::{CallbackAuth, ServerState, Started, ToolServer};
 pub use crate::web::{WebAsset, WebAssets};
 pub use rap_io::credentials::{Authorization, Credentials};

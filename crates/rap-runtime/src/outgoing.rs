@@ -1,5 +1,6 @@
 //! HTTP requests to tool servers, with the credentials of each server.
 
+use std::borrow::Cow;
 use std::collections::HashMap;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
@@ -11,7 +12,7 @@ use rap_io::client::{Client, ClientLimits, Error, Fetched, Reply};
 use rap_io::credentials::{Credentials, Signer, Unsigned};
 use rap_io::hashing::hash;
 use rap_io::reloading::{FileError, Reloading};
-use rap_protocol::{Timestamp, UrlRules};
+use rap_protocol::{TRACEPARENT, Timestamp, UrlRules};
 use sha2::{Digest, Sha256};
 use url::Url;
 
@@ -135,6 +136,15 @@ async fn headers(access: Option<&Access>, request: Unsigned<'_>, now: Timestamp)
     }
 }
 
+/// Returns the headers of a request with its trace context. No signature covers it.
+fn with_trace<'a>(shown: &'a Headers, to: To<'_>) -> Cow<'a, Headers> {
+    let Some(trace) = to.trace else { return Cow::Borrowed(shown) };
+    let value = HeaderValue::from_str(&trace.to_string()).expect("bug: the context is ASCII text");
+    let mut headers = shown.clone();
+    headers.push((HeaderName::from_static(TRACEPARENT), value));
+    Cow::Owned(headers)
+}
+
 #[async_trait]
 impl Http for RealHttp {
     async fn post(&self, kind: MessageKind, to: To<'_>, body: Bytes) -> Result<Reply, Error> {
@@ -156,13 +166,13 @@ impl Http for RealHttp {
         };
         let request = Unsigned { method: "POST", url: to.url, id: id.as_deref(), body: &body };
         let shown = headers(access, request, now).await?;
-        let reply = client.post_json(to.url, &shown, body.clone()).await?;
+        let reply = client.post_json(to.url, &with_trace(&shown, to), body.clone()).await?;
         let Some(access) = access.filter(|_| reply.status == UNAUTHORIZED) else { return Ok(reply) };
         if !access.signer.renew(&shown).await {
             return Ok(reply);
         }
         let shown = headers(Some(access), request, now).await?;
-        client.post_json(to.url, &shown, body.clone()).await
+        client.post_json(to.url, &with_trace(&shown, to), body.clone()).await
     }
 
     async fn get(&self, to: To<'_>, max_bytes: usize) -> Result<Fetched, Error> {

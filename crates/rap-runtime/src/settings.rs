@@ -18,6 +18,7 @@ use url::Url;
 use crate::function::{Function, Functions};
 use crate::glob::ToolGlob;
 use crate::model::Model;
+use crate::telemetry::TelemetrySettings;
 pub(crate) use crate::tool_server::{CallbackAuth, ToolServer};
 use crate::web::WebAssets;
 
@@ -41,6 +42,8 @@ pub struct Settings {
     pub tool_servers: Vec<ToolServer>,
     /// Destinations that are told about threads that need a person, have failed or were closed.
     pub notify: Vec<AlertDestination>,
+    /// Collector of traces. `None` records none.
+    pub telemetry: Option<TelemetrySettings>,
     /// Time after which closed sessions are deleted. `None` keeps them.
     pub retention: Option<Duration>,
     /// Functions of this process that are offered to agents as tools.
@@ -184,6 +187,7 @@ impl Settings {
             window: Window::default(),
             tool_servers: Vec::new(),
             notify: Vec::new(),
+            telemetry: None,
             retention: None,
             functions: Vec::new(),
             url_policy: UrlPolicy::Loopback,

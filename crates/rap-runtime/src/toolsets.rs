@@ -395,7 +395,7 @@ impl Toolsets {
     async fn fetch_valid(&self, server: &ToolServer) -> Result<Vec<u8>, String> {
         server.settled().await;
         let url = server.at(DISCOVERY_PATH)?;
-        let to = To { url: &url, credentials_of: Some(&server.url) };
+        let to = To::new(&url, Some(&server.url));
         let answer = self.world.http.get(to, TOOLSET_BYTES).await;
         let answer = answer.map_err(|error| format!("discovery failed: {error}"))?;
         if answer.status != 200 {

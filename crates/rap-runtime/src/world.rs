@@ -9,7 +9,7 @@ use std::time::{Duration, SystemTime};
 use async_trait::async_trait;
 use bytes::Bytes;
 use rap_io::client::{Error, Fetched, Reply};
-use rap_protocol::{Timestamp, UrlRules};
+use rap_protocol::{Timestamp, TraceContext, UrlRules};
 use url::Url;
 
 use crate::outgoing::RealHttp;
@@ -40,6 +40,14 @@ pub(crate) struct To<'a> {
     pub(crate) url: &'a Url,
     /// Base URL of the tool server whose credentials the request shows. `None` shows no credentials.
     pub(crate) credentials_of: Option<&'a str>,
+    /// Context of the trace that the request belongs to.
+    pub(crate) trace: Option<TraceContext>,
+}
+
+impl<'a> To<'a> {
+    pub(crate) fn new(url: &'a Url, credentials_of: Option<&'a str>) -> To<'a> {
+        To { url, credentials_of, trace: None }
+    }
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -12,6 +12,7 @@ pub mod browser;
 pub mod canned;
 pub mod certificates;
 pub mod client;
+pub mod collector;
 pub mod fuzz;
 pub mod http;
 pub mod ids;

@@ -315,6 +315,11 @@ impl Rap {
         database.query_row(sql, [], |row| row.get(0)).unwrap()
     }
 
+    /// Changes its database, while it does not run.
+    pub fn execute(&self, sql: &str) {
+        Connection::open(self.directory().join("rap.db")).unwrap().execute_batch(sql).unwrap();
+    }
+
     /// Number of rows in a table of its database.
     pub fn rows(&self, table: &str) -> i64 {
         self.number(&format!("SELECT count(*) FROM {table}"))

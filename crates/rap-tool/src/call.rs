@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, OnceLock};
 use std::time::{Duration, SystemTime};
 
 use rap_io::secret_box::Key;
-use rap_protocol::{AuthUrl, CallId, ThreadId, UserId, limits};
+use rap_protocol::{AuthUrl, CallId, ThreadId, TraceContext, UserId, limits};
 use serde::Serialize;
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
@@ -40,10 +40,10 @@ struct Inner {
     seq: CallSeq,
     id: CallId,
     thread: Thread,
-    tool: Arc<str>,
-    scrubs: bool,
-    ancestors: Vec<ThreadId>,
+    offered: Arc<Offered>,
+    ancestors: Box<[ThreadId]>,
     user_id: Option<UserId>,
+    trace: Option<TraceContext>,
     identity: [u8; 32],
     /// The last note of [`Call::save`].
     saved: Mutex<Option<Value>>,
@@ -120,7 +120,7 @@ impl Call {
         engine: Arc<Engine>,
         run: Arc<Run>,
         thread: Thread,
-        offered: &Offered,
+        offered: Arc<Offered>,
         stored: &mut StoredCall,
     ) -> Self {
         let inner = Inner {
@@ -129,10 +129,10 @@ impl Call {
             seq: stored.seq,
             id: stored.id.clone(),
             thread,
-            tool: Arc::clone(&offered.name),
-            scrubs: offered.tool.scrubs(),
-            ancestors: std::mem::take(&mut stored.ancestors),
+            offered,
+            ancestors: std::mem::take(&mut stored.ancestors).into(),
             user_id: stored.user_id.take(),
+            trace: stored.trace,
             identity: stored.identity,
             saved: Mutex::new(stored.cursor.clone().filter(|_| !stored.confirmed)),
         };
@@ -146,7 +146,7 @@ impl Call {
 
     /// Returns the name of the tool that was called.
     pub fn tool(&self) -> &str {
-        &self.inner.tool
+        self.inner.offered.tool.name()
     }
 
     /// Returns the thread that made the call.
@@ -162,6 +162,12 @@ impl Call {
     /// Returns the end user on whose behalf the call is made, or `None` if the runtime did not name one.
     pub fn user_id(&self) -> Option<&UserId> {
         self.inner.user_id.as_ref()
+    }
+
+    /// Returns the `traceparent` of the invocation (W3C Trace Context), to be passed on to other services. `None` if
+    /// the runtime sent none. The server itself sends it back with the callbacks of the call.
+    pub fn traceparent(&self) -> Option<String> {
+        self.inner.trace.map(|trace| trace.to_string())
     }
 
     /// Returns the time of the server's clock, which is virtual in a [`TestRuntime`](crate::TestRuntime).
@@ -352,7 +358,7 @@ impl Call {
 
     /// Returns the scrubber of the tool's output; `None` if the tool has turned scrubbing off.
     pub(crate) fn scrubber(&self) -> Option<Arc<Scrubber>> {
-        self.inner.scrubs.then(|| Arc::clone(&self.inner.engine.scrubber))
+        self.inner.offered.tool.scrubs().then(|| Arc::clone(&self.inner.engine.scrubber))
     }
 
     /// Scrubs output of the handler. Boxed to keep the future of an idle subscription small.

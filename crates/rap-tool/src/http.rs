@@ -21,8 +21,8 @@ use rap_io::hashing::hash;
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{
     CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, MIGRATE_PATH, StatusAnswer,
-    TOOL_CALL_STATUS_PATH, limits, parse_cancel_tool_call, parse_close_thread, parse_migrate,
-    parse_status_query,
+    TOOL_CALL_STATUS_PATH, TRACEPARENT, TraceContext, limits, parse_cancel_tool_call, parse_close_thread,
+    parse_migrate, parse_status_query,
 };
 use serde_json::json;
 use url::Url;
@@ -73,8 +73,10 @@ async fn discover(State(engine): State<Arc<Engine>>) -> Response {
 }
 
 async fn invoke(State(engine): State<Arc<Engine>>, request: Request) -> Result<StatusCode, ErrorResponse> {
+    let trace =
+        request.headers().get(TRACEPARENT).and_then(|value| TraceContext::parse(value.to_str().ok()?));
     let Admitted { caller, received, .. } = admit(&engine, Endpoint::Invoke, request).await?;
-    match engine.accept(caller, received.bytes).await {
+    match engine.accept(caller, received.bytes, trace).await {
         Ok(Accepted::New | Accepted::Repeat) => Ok(StatusCode::OK),
         Err(Refusal::Invalid(invalid)) => Err(ErrorResponse::invalid(&invalid)),
         Err(Refusal::Stale) => Err(ErrorResponse::new(

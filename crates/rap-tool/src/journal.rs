@@ -15,7 +15,7 @@ use std::ops::ControlFlow;
 use std::sync::{Arc, Mutex, MutexGuard};
 
 use rap_io::secret_box::Key;
-use rap_protocol::{Address, CallId, CallbackUrl, Invocation, ThreadId, Timestamp, UserId};
+use rap_protocol::{Address, CallId, CallbackUrl, Invocation, ThreadId, Timestamp, TraceContext, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde_json::{Map, Value};
 use url::Url;
@@ -34,6 +34,7 @@ pub(crate) const MIGRATIONS: &[&str] = &[
     include_str!("journal_2.sql"),
     include_str!("journal_3.sql"),
     include_str!("journal_4.sql"),
+    include_str!("journal_5.sql"),
 ];
 
 /// Row number of a call in the journal. A later call has a greater number.
@@ -54,6 +55,8 @@ pub(crate) struct NewCall {
     origin: i64,
     ancestors: Option<String>,
     user_id: Option<UserId>,
+    /// Trace that the invocation belongs to.
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// A call with the data that its handler needs.
@@ -70,6 +73,7 @@ pub(crate) struct StoredCall {
     pub(crate) confirmed: bool,
     pub(crate) cursor: Option<Value>,
     pub(crate) accepted_at: Timestamp,
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// An outbox message, with all data that is needed to send it.
@@ -85,6 +89,7 @@ pub(crate) struct OutboxMessage {
     /// The encrypted callback URL. It is bound to `identity`, which is needed to decrypt it.
     pub(crate) callback: Vec<u8>,
     pub(crate) identity: Identity,
+    pub(crate) trace: Option<TraceContext>,
 }
 
 /// A step that was written.
@@ -142,6 +147,7 @@ impl Journal {
             origin: self.origin(callback_url),
             ancestors: ancestors.map(to_json),
             user_id: invocation.and_then(|call| call.user_id.clone()),
+            trace: None,
             caller,
             address,
         }
@@ -306,8 +312,19 @@ impl Journal {
         let seq = db.last_insert_rowid();
         let (callback, identity) = (row.callback.clone(), row.identity);
         let (call, caller, origin) = (row.seq, row.caller.clone(), row.origin);
-        let (attempts, created_at) = (0, now);
-        Ok(OutboxMessage { seq, call, kind, body, attempts, created_at, caller, origin, callback, identity })
+        Ok(OutboxMessage {
+            seq,
+            call,
+            kind,
+            body,
+            attempts: 0,
+            created_at: now,
+            caller,
+            origin,
+            callback,
+            identity,
+            trace: row.trace,
+        })
     }
 
     /// Decrypts the callback URL of a message. `None` if it was encrypted with another key.
@@ -405,8 +422,8 @@ impl Journal {
 fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<CallSeq> {
     db.prepare_cached(
         "INSERT INTO calls (key, caller, thread, call_id, secondary_id, operation, arguments, callback, origin,
-                            user_id, ancestors, state, accepted_at)
-         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12)",
+                            user_id, ancestors, state, accepted_at, traceparent)
+         VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11, 0, ?12, ?13)",
     )?
     .execute(params![
         call.identity,
@@ -421,6 +438,7 @@ fn insert(db: &Connection, call: &NewCall, now: Timestamp) -> Result<CallSeq> {
         call.user_id.as_ref().map(UserId::as_str),
         call.ancestors,
         now.0,
+        call.trace.map(|trace| trace.to_string()),
     ])?;
     Ok(db.last_insert_rowid())
 }
@@ -436,6 +454,7 @@ struct CallRow {
     callback: Vec<u8>,
     origin: i64,
     deliver_at: Option<Timestamp>,
+    trace: Option<TraceContext>,
     head: Head,
 }
 
@@ -444,7 +463,7 @@ fn load(db: &Connection, call: CallSeq) -> Result<Option<CallRow>> {
     db.prepare_cached(
         "SELECT seq, key, thread, call_id, secondary_id, callback, origin, deliver_at, state,
                 result_waits, events_wait, asides_wait, next_event, subscription, apologised, restarts, caller,
-                cancelled, refused_since
+                cancelled, refused_since, traceparent
          FROM calls WHERE seq = ?1 AND state < 3",
     )?
     .query_row([call], |row| {
@@ -458,6 +477,7 @@ fn load(db: &Connection, call: CallSeq) -> Result<Option<CallRow>> {
             callback: row.get::<_, Option<Vec<u8>>>(5)?.unwrap_or_default(),
             origin: row.get(6)?,
             deliver_at: row.get::<_, Option<i64>>(7)?.map(Timestamp),
+            trace: trace(row, 19)?,
             head: Head {
                 state: state(row.get(8)?),
                 result_waits: row.get(9)?,
@@ -505,7 +525,7 @@ fn save(
     if head.state == State::Settled {
         db.prepare_cached(
             "UPDATE calls SET settled_at = ?2, arguments = NULL, callback = NULL, user_id = NULL, ancestors = NULL,
-                              cursor = NULL
+                              cursor = NULL, traceparent = NULL
              WHERE seq = ?1",
         )?
         .execute(params![row.seq, now.0])?;
@@ -538,6 +558,11 @@ fn optional_id<T: TryFrom<String, Error = rap_protocol::id::Error>>(
 ) -> Result<Option<T>> {
     let text: Option<String> = row.get(column)?;
     text.map(|text| T::try_from(text).map_err(|error| broken(column, error))).transpose()
+}
+
+fn trace(row: &Row<'_>, column: usize) -> Result<Option<TraceContext>> {
+    let text: Option<String> = row.get(column)?;
+    Ok(text.and_then(|text| TraceContext::parse(&text)))
 }
 
 fn json<T: serde::de::DeserializeOwned>(row: &Row<'_>, column: usize) -> Result<Option<T>> {

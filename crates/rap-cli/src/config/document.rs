@@ -12,7 +12,7 @@ use super::mistake::{Error, Location};
 use super::{Environment, Flag};
 
 /// Sections whose keys an environment variable can override.
-const OVERRIDABLE: [&str; 5] = ["server", "store", "model", "retention", "limits"];
+const OVERRIDABLE: [&str; 6] = ["server", "store", "model", "telemetry", "retention", "limits"];
 
 /// Settings by key.
 pub(super) type Table = BTreeMap<String, Setting>;

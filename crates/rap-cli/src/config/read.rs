@@ -17,6 +17,7 @@ use super::model::read_model;
 use super::notify::read_notify;
 use super::resolver::Resolver;
 use super::section::{Diagnostics, Section};
+use super::telemetry::read_telemetry;
 use super::tool_server::{read_server_tls, read_tool_servers};
 use super::{Config, Error, Limits, Location, Problem, Server, Store, has_short_token, value};
 
@@ -30,8 +31,8 @@ impl Draft {
     pub(super) fn from_document(document: Table, resolver: &Resolver<'_>) -> Self {
         let mut diagnostics = Diagnostics::default();
         let mut root = Section::new("", document, &mut diagnostics);
-        let [mut server, store, model, retention, limits] =
-            ["server", "store", "model", "retention", "limits"].map(|key| root.table(key));
+        let [mut server, store, model, telemetry, retention, limits] =
+            ["server", "store", "model", "telemetry", "retention", "limits"].map(|key| root.table(key));
         let [agents, tool_servers, mcp_servers, notify] =
             ["agent", "tool_server", "mcp_server", "notify"].map(|key| root.tables(key));
         root.finish();
@@ -47,6 +48,9 @@ impl Draft {
             tool_servers: read_tool_servers(tool_servers, &mut diagnostics, resolver),
             notify: read_notify(notify, &mut diagnostics, resolver),
             mcp_servers: read_mcp_servers(mcp_servers, &mut diagnostics, resolver),
+            telemetry: read_in("telemetry", telemetry, &mut diagnostics, |section| {
+                read_telemetry(section, resolver)
+            }),
             retention: read_in("retention", retention, &mut diagnostics, |section| {
                 section.read("closed_threads", value::duration_or_never).flatten()
             }),

@@ -63,20 +63,29 @@ impl<'a> Resolver<'a> {
 
     /// Reads a secret: `env:NAME`, `file:PATH` or the secret itself. Errors do not contain it.
     pub(super) fn secret(&self, setting: &Setting) -> Result<Secret, Problem> {
+        checked(&self.secret_text(setting)?)
+    }
+
+    /// Reads the value of a header as a secret, which may contain spaces, as in `Bearer TOKEN`.
+    pub(super) fn header_value(&self, setting: &Setting) -> Result<Secret, Problem> {
+        let text = self.secret_text(setting)?;
+        checked(&text.replace(' ', "_")).map(|_| Secret::new(text.as_str()))
+    }
+
+    fn secret_text(&self, setting: &Setting) -> Result<String, Problem> {
         let (Value::Text(written) | Value::Untyped(written)) = &setting.value else {
             let (expected, found) = (SECRET_EXPECTED.to_owned(), setting.value.kind().to_owned());
             return Err(Problem::Found { expected, found });
         };
-        let secret = match (written.strip_prefix("env:"), written.strip_prefix("file:")) {
-            (Some(name), _) => self.variable(name)?,
+        match (written.strip_prefix("env:"), written.strip_prefix("file:")) {
+            (Some(name), _) => self.variable(name),
             (_, Some(path)) => {
                 let path = self.path(path, &setting.location);
                 self.secret_files.borrow_mut().insert(path.clone());
-                content(path)?
+                content(path)
             }
-            _ => written.clone(),
-        };
-        checked(&secret)
+            _ => Ok(written.clone()),
+        }
     }
 
     /// Reads a secret that is read again when it is in a file that changes: `env:NAME`, `file:PATH` or the secret itself.
@@ -123,6 +132,18 @@ impl<'a> Resolver<'a> {
     /// Returns an environment variable that contains a secret, if it is set.
     pub(super) fn variable_if_set(&self, name: &str) -> Option<Secret> {
         self.environment.get(name).and_then(|text| checked(text).ok())
+    }
+
+    /// Returns an environment variable that is known to contain a secret, if it is set.
+    pub(super) fn secret_variable(&self, name: &str) -> Option<&'a str> {
+        let text = self.plain_variable(name).filter(|text| !text.is_empty())?;
+        self.secret_variables.borrow_mut().insert(name.to_owned());
+        Some(text)
+    }
+
+    /// Returns an environment variable, if it is set.
+    pub(super) fn plain_variable(&self, name: &str) -> Option<&'a str> {
+        self.environment.get(name).map(String::as_str)
     }
 
     fn variable(&self, name: &str) -> Result<String, Problem> {

@@ -8,6 +8,7 @@ use super::read::address;
 use super::resolver::Resolver;
 use super::section::Section;
 use super::{Location, Problem, ToolOptions, ToolProgram, ToolSource, value};
+use crate::tool_process::START_WITHIN;
 
 pub(super) const PROGRAM: &str =
     "an array of the program and its arguments such as [\"python3\", \"server.py\"]";
@@ -22,6 +23,11 @@ pub(super) fn read_started(
     let name = section.read("name", name);
     let bearer = section.read("bearer", |setting| resolver.secret(setting));
     let options = read_options(section, run.as_deref(), resolver);
+    // A server that ships with rap has nothing to wait for.
+    let start_timeout = match command {
+        Some(_) => section.read("start_timeout", value::duration(value::Zero::Refused)),
+        None => None,
+    };
     let (name, program) = match (command, run) {
         (Some(command), _) if command.is_empty() => {
             section.refuse("command", at.clone(), Problem::Expected(PROGRAM));
@@ -31,7 +37,8 @@ pub(super) fn read_started(
         (None, Some(run)) => (name.unwrap_or_else(|| run.clone()), ToolProgram::Shipped(run, options)),
         (None, None) => return None,
     };
-    Some(ToolSource::Start { name, program, bearer })
+    let start_timeout = start_timeout.unwrap_or(START_WITHIN);
+    Some(ToolSource::Start { name, program, bearer, start_timeout })
 }
 
 /// Reads the options of the server that ships with rap. Those of another one are unknown keys.

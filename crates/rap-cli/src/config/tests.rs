@@ -4,6 +4,7 @@ mod agents;
 mod direction;
 mod fuzz;
 mod limits;
+mod telemetry;
 mod trust;
 
 use std::collections::BTreeSet;
@@ -669,13 +670,14 @@ fn the_examples_of_rap_init_are_valid() {
     let setup = setup.variable("DATABASE_DIRECT_URL", "postgres://u:p@direct/db");
     let setup = setup.variable("TOOLS_HMAC", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
     let setup = setup.variable("HOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
+    let setup = setup.variable("OTLP_AUTHORIZATION", "Bearer t");
     let files = ["server.pem", "server.key", "client.pem", "client.key", "ca.pem"];
     let setup = files.into_iter().fold(setup, |setup, file| setup.file(file, ""));
     let config = setup.variable("DATABASE_KEY", &"7e".repeat(32)).config();
     assert!(matches!(config.store, Store::Postgres { .. }));
     assert_eq!((config.tool_servers.len(), config.mcp_servers.len()), (4, 2));
     assert_eq!(config.notify[0].on, rap_agent::Attention::ALL);
-    assert!(config.server.public_url.is_some());
+    assert!(config.server.public_url.is_some() && config.telemetry.is_some());
     assert!(config.agents[0].model.is_some() && config.agents[0].limits.is_some());
 }
 

@@ -371,7 +371,7 @@ fn every_configuration_in_the_guide_is_valid() {
         // Examples about agents belong to a file with a model.
         let model = if block.contains("provider = ") { "" } else { MODEL };
         fs::write(&file, format!("{model}{block}")).unwrap();
-        let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY"];
+        let secrets = ["TOOLS_TOKEN", "OPENAI_API_KEY", "ANTHROPIC_API_KEY", "OTLP_AUTHORIZATION"];
         let secrets = secrets.map(|name| (name, "secret".to_owned()));
         let store = [("DATABASE_URL", "postgres://u:p@h/db".into()), ("DATABASE_KEY", "7e".repeat(32))];
         let hmac =

@@ -124,12 +124,25 @@ const scenarios = {
     await send(page, 'call slow {"seconds": 300}');
     await statusIs(page, 'waiting');
     await page.getByRole('complementary').getByText('slow').waitFor();
+    // A cancelled call is no longer listed, although its button has the focus.
+    await button(page, 'Cancel call slow').click();
+    await button(page, 'Cancel call slow').waitFor({ state: 'detached' });
+    await statusIs(page, 'idle');
+    await send(page, 'call slow {"seconds": 300}');
+    await statusIs(page, 'waiting');
     await button(page, 'Interrupt').click();
     await statusIs(page, 'idle');
 
     const source = page.url();
+    const forked = () => page.waitForURL((url) => url.pathname.startsWith('/threads/') && url.href !== source);
+    await answer.getByRole('button', { name: 'Fork from here' }).click();
+    await forked();
+    await answer.waitFor();
+    check(await log(page).locator('.user').count() === 1, 'a fork from an earlier entry ends there');
+    await page.goto(source);
+    await log(page).getByText('echo hello').first().waitFor();
     await button(page, 'Fork').click();
-    await page.waitForURL((url) => url.pathname.startsWith('/threads/') && url.href !== source);
+    await forked();
     await log(page).getByText('echo hello').first().waitFor();
     await button(page, 'Close').click();
     await statusIs(page, 'closed');
@@ -171,10 +184,13 @@ const scenarios = {
     check(page.problems.length === 0, page.problems.join('\n'));
   },
 
-  /** Each attempt of a delivery, and the health of a tool server that fails and works again. */
+  /** Progress of a call, each attempt of a delivery, and the health of a tool server that fails and works again. */
   async deliveries(browser) {
     const page = await open(browser);
-    await newThread(page, 'say hello');
+    await newThread(page, 'call work');
+    console.log('progress');
+    await page.getByRole('complementary').getByText('compiling 50 %').waitFor();
+    check(await page.getByRole('progressbar').getAttribute('value') === '50', 'progress is a bar');
     await page.goto(`${base}/tools`);
     await page.locator('.server .badge').filter({ hasText: 'ok' }).waitFor();
     console.log('break');
@@ -209,7 +225,7 @@ const scenarios = {
     const other = await open(browser);
     const thread = await newThread(other, 'call choose {}');
     const question = page.locator('.question').first();
-    await question.waitFor();
+    await question.getByRole('link', { name: 'call choose {}' }).waitFor();
     await statusIs(other, 'needs you');
     const choices = await question.getByRole('group').getByRole('button').allTextContents();
     await question.getByRole('button', { name: choices[0], exact: true }).click();
@@ -226,8 +242,129 @@ const scenarios = {
     check(await other.getByRole('button', { name: 'Allow', exact: true }).count() === 0, 'an answered question is gone');
     const history = await api(`/v1${new URL(thread).pathname}/history`);
     check(!JSON.stringify(history).includes('Error: a very particular message'), 'a refused call was not sent');
+    // A sign-in is a link, until its call ends.
+    await send(other, 'call authorize {}');
+    await question.getByRole('link', { name: /^Sign in at / }).waitFor();
+    await button(other, 'Interrupt').click();
+    await page.getByText('Nobody waits for you').waitFor();
     await page.goto(`${base}/`);
     check(page.problems.length === 0 && other.problems.length === 0, [...page.problems, ...other.problems].join('\n'));
+  },
+
+  /** A question that arrives while nobody looks at the page is a notification, which leads to its thread. */
+  async notifications(browser) {
+    const page = await open(browser);
+    await page.addInitScript(() => {
+      window.shown = [];
+      window.Notification = class extends EventTarget {
+        static permission = 'granted';
+
+        constructor(title, options) {
+          super();
+          Object.assign(this, { title, ...options });
+          window.shown.push(this);
+        }
+
+        close() {}
+      };
+      window.isHidden = false;
+      Object.defineProperty(document, 'hidden', { get: () => window.isHidden });
+    });
+    await page.goto(`${base}/inbox`);
+    await page.getByText('Notifications are on').waitFor();
+    const other = await open(browser);
+    await newThread(other, 'call choose {}');
+    await page.locator('.question').first().waitFor();
+    check(await page.evaluate(() => window.shown.length) === 0, 'a person who looks at the page is not notified');
+    await page.evaluate(() => { window.isHidden = true; });
+    // The questions of the first seconds were there before.
+    const thread = await until('a notification', async () => {
+      const address = await newThread(other, 'call choose {}');
+      await statusIs(other, 'needs you');
+      return await page.evaluate(() => window.shown.length) > 0 && address;
+    });
+    const { title } = await page.evaluate(() => ({ title: window.shown.at(-1).title }));
+    check(title === 'choose needs you', title);
+    await page.evaluate(() => window.shown.at(-1).dispatchEvent(new Event('click')));
+    await page.waitForURL(thread);
+    check(page.problems.length === 0, page.problems.join('\n'));
+  },
+
+  /** The time line is to scale: a bar is where the thread was awake, as long as it was. */
+  async timeline(browser) {
+    const page = await open(browser);
+    await newThread(page, 'say hello');
+    await statusIs(page, 'idle');
+    await page.getByRole('complementary').getByRole('img', { name: /^Awake 1 time, / }).waitFor();
+    const bars = await page.evaluate(async () => {
+      const { timeline } = await import('/assets/timeline.js');
+      const hour = 3_600_000;
+      const begin = Date.now() - 10 * hour;
+      const at = (hours) => new Date(begin + hours * hour).toISOString();
+      const answer = (hours, calls = []) => ({ kind: 'assistant', at: at(hours), calls, text: '' });
+      const entries = [
+        { kind: 'user', at: at(0) }, answer(1, [{ id: 'a' }]),
+        { kind: 'result', at: at(5), call_id: 'a' }, answer(5.5),
+        { kind: 'notice', at: at(7) },
+        { kind: 'user', at: at(8) }, answer(8),
+      ];
+      const figure = timeline(entries, { status: 'idle' });
+      return [...figure.querySelectorAll('rect.awake')].map((bar) => [Number(bar.getAttribute('x')), Number(bar.getAttribute('width'))]);
+    });
+    // 300 units are ten hours.
+    const expected = [[0, 30], [150, 15], [240, 1.5]];
+    const near = bars.length === expected.length && bars.every(([x, width], index) => Math.abs(x - expected[index][0]) < 0.5 && Math.abs(width - expected[index][1]) < 0.5);
+    check(near, JSON.stringify(bars));
+    check(page.problems.length === 0, page.problems.join('\n'));
+  },
+
+  /** With a hundred thousand threads, everything still takes a moment, and only what is seen is read. */
+  async many(browser) {
+    const page = await open(browser);
+    const rows = page.getByRole('main').locator('.rows > li');
+    const took = {};
+    const timed = async (name, action) => {
+      const began = Date.now();
+      await action();
+      took[name] = Date.now() - began;
+    };
+    await timed('overview', async () => {
+      await page.goto(`${base}/`);
+      await page.getByRole('link', { name: /^100K idle/ }).waitFor();
+    });
+    await timed('list', async () => {
+      await page.goto(`${base}/threads`);
+      await rows.nth(50).waitFor();
+    });
+    check(await rows.count() <= 120, `${await rows.count()} rows are loaded`);
+    await timed('scroll', () => until('ten pages are loaded', async () => {
+      await page.evaluate(() => window.scrollTo(0, document.documentElement.scrollHeight));
+      return await rows.count() >= 600;
+    }));
+    await timed('search', async () => {
+      await page.getByRole('searchbox').fill('report number 54321');
+      await page.getByRole('main').getByRole('link', { name: /Report number 54321/ }).waitFor();
+    });
+    await timed('common', async () => {
+      await page.getByRole('searchbox').fill('report number');
+      await rows.nth(50).waitFor();
+    });
+    await page.getByRole('searchbox').fill('');
+    await timed('filter', async () => {
+      await page.getByRole('combobox', { name: 'Status' }).selectOption('closed');
+      await page.getByText('Nothing matches').waitFor();
+      await page.getByRole('combobox', { name: 'Status' }).selectOption('');
+      await rows.nth(50).waitFor();
+    });
+    const other = await open(browser);
+    await newThread(other, 'say something new');
+    await page.getByRole('main').getByRole('link', { name: /something new/ }).waitFor();
+    await shot(page, 'many');
+    console.log(JSON.stringify(took));
+    // Usually a tenth of a second. The bound is for a busy machine.
+    const slow = Object.entries(took).filter(([name, ms]) => name !== 'scroll' && ms > 10_000);
+    check(slow.length === 0, JSON.stringify(took));
+    check(page.problems.length === 0, page.problems.join('\n'));
   },
 
   /** The list is live, searched by phrase, filtered, and its address survives a reload. */
@@ -270,8 +407,11 @@ const scenarios = {
       await nav(page, name).click();
       await page.getByRole('heading', { level: 1, name, exact: true }).waitFor();
     }
+    await page.goto(thread);
+    await log(page).getByRole('link', { name: /event of tick/ }).first().waitFor();
     await nav(page, 'Subscriptions').click();
-    await page.getByRole('row').filter({ hasText: 'tick' }).filter({ hasText: /ago|now/ }).first().waitFor();
+    const row = page.getByRole('row').filter({ hasText: 'tick' }).filter({ hasText: /ago|now/ }).first();
+    await row.getByRole('link', { name: /^call tick/ }).waitFor();
     await nav(page, 'Overview').click();
     await page.getByRole('img', { name: /Wakes/ }).waitFor();
     for (const scheme of ['light', 'dark']) {
@@ -289,6 +429,13 @@ const scenarios = {
       await phone.goto(`${base}/${path}`);
       await phone.getByRole('heading', { level: 1, ...(name ? { name, exact: true } : {}) }).waitFor();
       await until('everything is loaded', async () => (await phone.locator('.loading').count()) === 0);
+      if (!name) {
+        // The end of the conversation is at the bottom of the window, not what is about the thread.
+        await until('the end of the conversation is shown', async () => {
+          const box = await button(phone, 'Send').boundingBox();
+          return box && box.y + box.height <= PHONE.height && box.y + box.height > PHONE.height - 120;
+        });
+      }
       await inspect(phone, `phone ${name ?? 'thread'}`);
       await shot(phone, `phone-${name ?? 'thread'}`);
     }

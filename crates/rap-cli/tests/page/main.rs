@@ -12,6 +12,7 @@ use std::process::Stdio;
 use rap_testkit::peer::Reply;
 use rap_testkit::tools::INVOKE;
 use rap_testkit::{Process, Rap, Setup, Tools, browser, programs};
+use serde_json::json;
 use tempfile::TempDir;
 
 const TOKEN: &str = "token-of-the-operator";
@@ -73,6 +74,10 @@ fn attempts_of_deliveries_and_the_health_of_tool_servers_are_shown() {
     let tools = tokio.block_on(Tools::start());
     let mut stage = Stage { rap: Setup::new().tools(&tools).start(), _tools: None };
     run("deliveries", &mut stage, |_, line| match line {
+        "progress" => tokio.block_on(async {
+            let call = tools.invocation().await;
+            call.says(&call.view("progress", json!({"fraction": 0.5, "text": "compiling"}))).await;
+        }),
         "break" => tools.answer_always(INVOKE, Reply::Status(503)),
         "mend" => tools.answer_always(INVOKE, Reply::Status(200)),
         _ => {}
@@ -82,6 +87,42 @@ fn attempts_of_deliveries_and_the_health_of_tool_servers_are_shown() {
 #[test]
 fn questions_appear_live_and_are_answered_in_place() {
     passes("inbox", Setup::new());
+}
+
+#[test]
+fn a_question_that_nobody_sees_is_a_notification() {
+    passes("notifications", Setup::new());
+}
+
+#[test]
+fn the_time_line_is_to_scale() {
+    passes("timeline", Setup::new());
+}
+
+/// The threads are copies of one, in the database.
+#[test]
+fn a_hundred_thousand_threads_are_listed_and_searched() {
+    let mut stage = Stage { rap: Setup::new().start(), _tools: None };
+    let tokio = tokio::runtime::Runtime::new().unwrap();
+    let thread = tokio.block_on(async {
+        let thread = stage.rap.open("say hello").await;
+        stage.rap.until_idle(&thread).await;
+        thread
+    });
+    stage.rap.stop();
+    stage.rap.execute(&format!(
+        "INSERT INTO threads (no, id, root, born_at, ancestors, incarnation, agent, title, created_at, updated_at,
+                              version, status, head)
+         WITH RECURSIVE numbers(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM numbers WHERE i < 100000)
+         SELECT no + i, 'copy_' || i, no + i, born_at, ancestors, random(), agent, 'Report number ' || i,
+                created_at, updated_at, version, status, head
+         FROM threads, numbers WHERE id = '{thread}';
+         INSERT INTO entries (key, body)
+         SELECT copy.no << 32 | (key & 0xffffffff), body FROM threads AS copy, threads AS original, entries
+         WHERE original.id = '{thread}' AND copy.no > original.no AND key >> 32 = original.no;"
+    ));
+    stage.rap.start_again();
+    run("many", &mut stage, |_, line| eprintln!("{line}"));
 }
 
 #[test]

@@ -35,7 +35,7 @@ async fn each_agent_has_its_own_prompt_model_tools_and_limits() {
         .start();
     let unknown = rap.post("/v1/threads", &json!({"agent": "fourth"})).await;
     assert_eq!(unknown.refusal(), (400, "invalid"));
-    assert!(unknown.message().ends_with("there are: first, second, third"), "{}", unknown.message());
+    assert!(unknown.message().ends_with("configured agents: first, second, third"), "{}", unknown.message());
 
     usual.says("One.");
     let first = rap.open("hi").await;

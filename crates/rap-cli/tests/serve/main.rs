@@ -39,5 +39,6 @@ mod subscriptions;
 mod summaries;
 mod time;
 mod tokens;
+mod traces;
 mod trust;
 mod until_idle;

@@ -111,6 +111,30 @@ async fn background_processes_go_on_until_their_thread_is_closed() {
     until_marked(&second, 0).await;
 }
 
+/// The result of a command waits for the output that a background process still writes, for up to two seconds.
+///
+/// Proves: TC-11, CN-12
+#[tokio::test]
+async fn a_thread_that_is_closed_while_the_result_waits_leaves_no_process() {
+    let rap = Setup::new().tool_lines("run = \"shell\"").start();
+    let (thread, mark) = (open(&rap).await, mark());
+    let workspaces = rap.directory().join("rap-data/shell/threads");
+    let command =
+        format!("setsid sleep {mark} & (while :; do echo x; sleep 0.02; done) & echo $$ > new; mv new pid");
+    rap.say(&thread, &format!("call run_command {}", json!({"command": command}))).await;
+    let shell = until("the shell", async || {
+        allow(&rap, &thread).await;
+        let mut threads = fs::read_dir(&workspaces).ok()?.flatten();
+        threads.find_map(|thread| fs::read_to_string(thread.path().join("pid")).ok())
+    })
+    .await;
+    until("the end of the shell", async || !fs::exists(format!("/proc/{}", shell.trim())).unwrap()).await;
+    assert_eq!(until_marked(&mark, 1).await.len(), 1);
+    rap.close(&thread).await;
+    until_marked(&mark, 0).await;
+    until("the workspace to be removed", async || fs::read_dir(&workspaces).unwrap().count() == 0).await;
+}
+
 /// Proves: CN-12
 #[tokio::test]
 async fn cancelling_a_command_ends_its_processes() {

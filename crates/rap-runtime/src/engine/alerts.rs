@@ -24,6 +24,8 @@ use crate::world::{MessageKind, To};
 const SLOTS: usize = 8;
 /// First and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
+/// The longest pause with its jitter.
+pub(super) const LONGEST_RETRY: Duration = Duration::from_secs(2 * 3600);
 /// Time after which an alert that nobody accepted is deleted.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(3 * 24 * 3600);
 /// Time after which an attempt whose node died is repeated. It is longer than the time limit of a request.
@@ -89,7 +91,7 @@ impl Engine {
         let row = self.store.thread(&alert.thread, &Visibility::All).await.ok();
         let body = self.alert_body(&alert, row.as_ref());
         let key = destination.key();
-        let to = To { url: &destination.url, credentials_of: Some(&key) };
+        let to = To::new(&destination.url, Some(&key));
         let sent = self.world.http.post(MessageKind::Alert, to, body).await;
         let now = self.now();
         let attempt =

@@ -68,7 +68,7 @@ impl Engine {
         };
         self.check_named_url(&work.server, &url).map_err(|forbidden| NotSent::Failed(forbidden.into()))?;
         let trusted = server.filter(|server| may_have_credentials(&self.urls, server, &url));
-        let to = To { url: &url, credentials_of: trusted.map(|server| server.url.as_str()) };
+        let to = To::new(&url, trusted.map(|server| server.url.as_str()));
         self.world.http.post(MessageKind::Answer, to, body).await.map_err(NotSent::Failed)
     }
 }

@@ -1,7 +1,7 @@
 //! Requests to the model. Each is sent at least once, and no lock is held while the model answers.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, SystemTime};
 
 use rap_agent::{Cause, Entry, Head, Input, Seq, TurnAnswer, TurnRetry, Usage};
 use rap_protocol::Timestamp;
@@ -10,7 +10,7 @@ use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 use super::display_texts::show;
 use super::fallback::{FailedRequest, ModelChange, ModelList, Outages};
 use super::plan_calls::{CallContext, plan};
-use super::run::WorkOutcome;
+use super::run::{LONGEST_RETRY, WorkOutcome};
 use super::summary::{ModelRef, TurnContext, size};
 use super::{Engine, built_in};
 use crate::hub::LiveEvent;
@@ -25,7 +25,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// Maximum size of the part of an answer that event streams get at once, in bytes.
 const DELTA_BYTES: usize = 16 * 1024;
 /// Longest pause that a model server can ask for.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
+const MAX_RETRY_AFTER: Duration = LONGEST_RETRY;
 
 /// Tokens of a turn that are not stored yet. They are paid for, even if the turn is cancelled.
 #[derive(Default)]
@@ -191,7 +191,11 @@ impl Engine {
         on_delta: &mut OnDelta<'_>,
     ) -> Result<ModelAnswer, model::Error> {
         let spent = request.spent.clone();
+        let began = SystemTime::now();
         let answer = chosen.model.ask(request, on_delta).await;
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.model_request(thread, chosen.model, began, &answer);
+        }
         // An answer has its own count.
         let unused = spent.take();
         if answer.is_err() {
@@ -271,7 +275,7 @@ impl Engine {
         self.outages().failed(&agent.name, position, failed, now);
     }
 
-    fn outages(&self) -> std::sync::MutexGuard<'_, Outages> {
+    pub(super) fn outages(&self) -> std::sync::MutexGuard<'_, Outages> {
         self.outages.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 

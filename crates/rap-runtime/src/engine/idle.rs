@@ -33,7 +33,9 @@ impl Engine {
     }
 
     async fn is_idle(&self, period: Duration) -> Result<bool, store::Error> {
-        let (now, active_at) = (self.now(), self.active_at.load(Ordering::Relaxed));
+        let now = self.now();
+        // If the clock was set back, the period starts again.
+        let active_at = self.active_at.fetch_min(now.0, Ordering::Relaxed).min(now.0);
         let quiet = now.minus(period).0 >= active_at;
         if !quiet || self.hub.has_listeners() || self.dispatcher.has_work() || self.notifications.has_work() {
             return Ok(false);

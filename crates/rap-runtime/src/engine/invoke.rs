@@ -7,7 +7,7 @@ use bytes::Bytes;
 use rap_agent::Input;
 use rap_io::client;
 use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
-use rap_protocol::{Address, CallbackUrl, Forbidden, Invocation, ToolName};
+use rap_protocol::{Address, CallbackUrl, Forbidden, Invocation, ToolName, TraceContext};
 use tokio_util::sync::CancellationToken;
 use url::Url;
 
@@ -18,6 +18,7 @@ use crate::settings::ToolServer;
 use crate::store::{
     self, DeliveryKind, DeliveryOutcome, DeliveryRecord, InvokeWork, Message, SessionToolset, Target,
 };
+use crate::telemetry::Telemetry;
 use crate::toolsets::{Refresh, ServerTools, may_have_credentials};
 use crate::world::{MessageKind, To};
 
@@ -67,6 +68,7 @@ impl Engine {
         };
         if !matches!(next, Next::Retry { .. }) {
             self.audit(work, number, &outcome, began.elapsed());
+            self.trace_invocation(work, number, next);
         }
         let server = &work.call.server.0;
         match next {
@@ -92,6 +94,16 @@ impl Engine {
                 failed(work, text, None)
             }
         }
+    }
+
+    fn trace_invocation(&self, work: &InvokeWork, attempts: u32, next: Next) {
+        let Some(telemetry) = &self.telemetry else { return };
+        let failure = match next {
+            Next::Done | Next::Retry { .. } => None,
+            Next::Refused { .. } => Some("refused"),
+            Next::GaveUp => Some("given_up"),
+        };
+        telemetry.invoked(work, attempts, failure);
     }
 
     fn invocation_record(
@@ -152,11 +164,12 @@ impl Engine {
         else {
             return SendOutcome::CannotSend("the tool server no longer offers any tools".into());
         };
+        let trace = self.telemetry.as_ref().map(|_| Telemetry::invocation_context(work));
         match self.invocation(work, server_tools) {
             // The call was settled while its toolset was read.
             _ if cancelled.is_cancelled() => SendOutcome::Cancelled,
             Ok((endpoint, body)) => match server.resolve(&endpoint) {
-                Ok(endpoint) => self.post_invocation(server, &endpoint, body).await,
+                Ok(endpoint) => self.post_invocation(server, &endpoint, trace, body).await,
                 Err(why) => SendOutcome::Answered(Outcome::NoAnswer, why),
             },
             Err(why) => SendOutcome::CannotSend(why),
@@ -185,7 +198,13 @@ impl Engine {
     }
 
     // Argued: TR-05 the body of the acknowledgement is drained so that the connection can be reused, and never read
-    async fn post_invocation(&self, server: &ToolServer, endpoint: &Url, body: Bytes) -> SendOutcome {
+    async fn post_invocation(
+        &self,
+        server: &ToolServer,
+        endpoint: &Url,
+        trace: Option<TraceContext>,
+        body: Bytes,
+    ) -> SendOutcome {
         let not_allowed = |why: &Forbidden| {
             SendOutcome::CannotSend(format!("the endpoint of the tool server is not allowed: {why}"))
         };
@@ -193,7 +212,7 @@ impl Engine {
             return not_allowed(&why);
         }
         let trusted = may_have_credentials(&self.urls, server, endpoint);
-        let to = To { url: endpoint, credentials_of: trusted.then_some(server.url.as_str()) };
+        let to = To { trace, ..To::new(endpoint, trusted.then_some(server.url.as_str())) };
         let began = Instant::now();
         let sent = self.world.http.post(MessageKind::Invocation, to, body).await;
         self.metrics.invoke.observe_duration(began.elapsed());

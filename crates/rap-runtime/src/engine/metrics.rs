@@ -164,6 +164,9 @@ impl Engine {
         text.family("rap_effects_under_way", "gauge", "Effects that are in progress.", in_progress);
         self.expose_deliveries(&mut text);
         self.expose_model(&mut text);
+        if let Some(telemetry) = &self.telemetry {
+            telemetry.expose(&mut text);
+        }
         Ok(text.finish())
     }
 

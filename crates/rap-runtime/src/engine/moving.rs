@@ -277,7 +277,7 @@ impl Engine {
             return Err(failed("its process runs on another node; send the request to that node".into()));
         }
         let url = server.at(MIGRATE_PATH).map_err(failed)?;
-        let to_server = To { url: &url, credentials_of: Some(&server.url) };
+        let to_server = To::new(&url, Some(&server.url));
         let body = json!({"session_id": session, "destination_url": to}).to_string();
         match self.world.http.post(MessageKind::Migrate, to_server, Bytes::from(body)).await {
             Ok(reply) if reply.status == 200 => Ok(()),
@@ -379,7 +379,7 @@ impl Engine {
     async fn close_at(&self, server: &ToolServer, thread: &ThreadId) {
         let Ok(url) = server.at(CLOSE_THREAD_PATH) else { return };
         let body = json!(CloseThread { thread_id: thread.clone() }).to_string();
-        let to = To { url: &url, credentials_of: Some(&server.url) };
+        let to = To::new(&url, Some(&server.url));
         if let Err(error) = self.world.http.post(MessageKind::Close, to, Bytes::from(body)).await {
             tracing::info!(server = server.url, %error, "a tool server was not told that a thread has moved");
         }

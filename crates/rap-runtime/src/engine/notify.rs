@@ -257,7 +257,7 @@ impl Engine {
             Err(why) => (DeliveryOutcome::GivenUp, why),
             Ok(url) => {
                 let kind = if notification.call.is_some() { MessageKind::Cancel } else { MessageKind::Close };
-                let to = To { url: &url, credentials_of: Some(&server.url) };
+                let to = To::new(&url, Some(&server.url));
                 match self.world.http.post(kind, to, notification.body()).await {
                     Ok(reply) if NO_ENDPOINT.contains(&reply.status) => {
                         return self.note_missing(server, notification.path(), reply.status);

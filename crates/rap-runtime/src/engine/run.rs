@@ -21,6 +21,8 @@ use crate::toolsets::AwaitedFetches;
 
 /// Time after which work that cannot be read is retried.
 const UNREADABLE_PAUSE: Duration = Duration::from_secs(600);
+/// Longest pause before a retry, whatever its reason.
+pub(super) const LONGEST_RETRY: Duration = UNREADABLE_PAUSE;
 
 /// Outcome of an attempt.
 pub(super) enum WorkOutcome {

@@ -43,7 +43,7 @@ impl Engine {
         let Ok(url) = server.at(TOOL_CALL_STATUS_PATH) else { return StatusAnswer::Other };
         let query = StatusQuery { thread_id: work.thread.id.clone(), tool_call_id: work.call.clone() };
         let body = Bytes::from(serde_json::to_vec(&query).expect("bug: a query is JSON"));
-        let to = To { url: &url, credentials_of: Some(&server.url) };
+        let to = To::new(&url, Some(&server.url));
         let answer = self.world.http.post(MessageKind::StatusQuery, to, body).await;
         let gone = answer.is_ok_and(|reply| {
             reply.status == 200 && parse_status_answer(&reply.body).is_ok_and(|answer| !answer.alive)

@@ -1,7 +1,7 @@
 //! The callback endpoint for tools. 200 means that the callback is stored, or was stored before.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::{Duration, Instant, SystemTime};
 
 use axum::Extension;
 use axum::body::Body;
@@ -39,7 +39,7 @@ pub(super) async fn callback(
     request: Body,
 ) -> Result<StatusCode, ErrorResponse> {
     let peer = peer.as_ref().map(|Extension(peer)| peer);
-    let began = Instant::now();
+    let (began, began_at) = (Instant::now(), SystemTime::now());
     let mut grant = engine.tokens.read(&token, engine.now());
     let mut named = None;
     let taken = match &mut grant {
@@ -49,6 +49,10 @@ pub(super) async fn callback(
             Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, "bad_token", message))
         }
     };
+    if let (Some(telemetry), Some(grant)) = (&engine.telemetry, &grant) {
+        let status = taken.as_ref().map_or_else(ErrorResponse::status, |()| StatusCode::OK);
+        telemetry.callback(grant, named.as_ref(), &headers, began_at, status);
+    }
     match &taken {
         Err(error) if error.is_final() => {
             let kind = DeliveryKind::Callback;

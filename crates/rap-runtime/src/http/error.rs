@@ -33,6 +33,10 @@ impl ErrorResponse {
         self.code
     }
 
+    pub(crate) fn status(&self) -> StatusCode {
+        self.status
+    }
+
     /// Returns true if a repeat of the request would fail in the same way.
     pub(crate) fn is_final(&self) -> bool {
         self.status.is_client_error()

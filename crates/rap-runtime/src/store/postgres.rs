@@ -22,6 +22,7 @@ mod listings;
 mod migrate;
 mod nodes;
 mod outcome;
+mod raw_rows;
 mod signals;
 mod statement;
 #[cfg(test)]
@@ -50,11 +51,11 @@ use super::batch::{self, DisabledThreads, StepMetrics};
 use super::transfer::DEPARTURE_LIFETIME;
 use super::{
     Activity, COUNT_LIMIT, CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord,
-    DuePage, DueWork, Error, Expired, Expiry, FiguresRow, Fleet, HistoryPage, InboxItem, Message,
-    MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery,
-    Remaining, Renewal, Reserve, SessionKey, SessionToolset, Signal, StepSettings, Store, StoreCounts,
-    SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest,
-    TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
+    DuePage, DueWork, Error, Expired, Expiry, FiguresRow, Fleet, HistoryPage, InboxItem, LongestPauses,
+    Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt,
+    Redelivery, Remaining, Renewal, Reserve, SessionKey, SessionToolset, Signal, StepSettings, Store,
+    StoreCounts, SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow,
+    TokenDigest, TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
 };
 use bulk::Bulk;
 pub(crate) use clock::DatabaseClock;
@@ -67,6 +68,7 @@ pub use migrate::PostgresError;
 pub(crate) use migrate::{KNOWN, Prepared, prepare_blocking};
 pub(crate) use nodes::NodeSettings;
 use nodes::{Membership, NodeNumber};
+pub(crate) use raw_rows::RawRows;
 use signals::Signals;
 use statement::{BEGIN_READ, Statement};
 pub(crate) use writer::Time;
@@ -522,6 +524,10 @@ impl Store for PostgresStore {
         at: Timestamp,
     ) -> Result<(), Error> {
         self.write(work::postpone_due(&timers, &messages, now, at)).await
+    }
+
+    async fn end_long_pauses(&self, now: Timestamp, longest: LongestPauses) -> Result<(), Error> {
+        self.write(work::end_long_pauses(now, longest, self.inner.rules.longest_hold())).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {

@@ -157,6 +157,7 @@ macro_rules! suite {
                 postponed_timers_and_messages_are_not_due
                 a_timer_that_has_moved_is_not_postponed
                 the_next_due_time_is_the_earliest_of_all_kinds
+                no_pause_lasts_longer_than_its_kind_ever_does
                 messages_are_due_in_sending_order
             }
             tokens {

@@ -8,6 +8,7 @@ mod canned;
 mod deliveries;
 mod functions;
 mod fuzz;
+mod layers;
 mod local;
 mod openai;
 mod responses;

@@ -8,7 +8,7 @@ use axum::body::Bytes;
 use rap_io::writer::{Error as WriteError, JobClass};
 use rap_protocol::{
     BadInvocation, CallId, CancelToolCall, Fault, Forbidden, Invalid, Invocation, StatusQuery, ThreadId,
-    Timestamp, parse_invocation,
+    Timestamp, TraceContext, parse_invocation,
 };
 use rusqlite::Connection;
 
@@ -108,11 +108,17 @@ enum Recorded {
 
 impl Engine {
     /// Accepts an invocation. Returns when it is on disk and its handler was started.
-    pub(crate) async fn accept(self: &Arc<Self>, caller: Caller, body: Bytes) -> Result<Accepted, Refusal> {
+    pub(crate) async fn accept(
+        self: &Arc<Self>,
+        caller: Caller,
+        body: Bytes,
+        trace: Option<TraceContext>,
+    ) -> Result<Accepted, Refusal> {
         if self.is_stopping() || !self.invocations.admits(&caller) {
             return Err(Refusal::Overloaded);
         }
-        let incoming = self.parse(caller.clone(), body).await?;
+        let mut incoming = self.parse(caller.clone(), body).await?;
+        incoming.call.trace = trace;
         let ancestors = match &incoming.parsed {
             Parsed::Valid { invocation, .. } => invocation.thread_ancestors.as_slice(),
             Parsed::Invalid(_) => &[],
@@ -368,6 +374,7 @@ fn stored(seq: CallSeq, call: NewCall, invocation: Invocation, accepted_at: Time
         confirmed: false,
         cursor: None,
         accepted_at,
+        trace: call.trace,
     }
 }
 

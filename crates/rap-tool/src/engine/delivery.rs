@@ -15,8 +15,8 @@ use futures_util::future::BoxFuture;
 use rap_io::client::{self, Client, Reply};
 use rap_io::hashing::hash;
 use rap_io::reloading::Reloading;
-use rap_protocol::CallbackUrl;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
+use rap_protocol::{CallbackUrl, TRACEPARENT};
 use rusqlite::Connection;
 use tokio::sync::Notify;
 use tokio::time::Instant;
@@ -332,7 +332,11 @@ impl Engine {
             return AttemptResult::Impossible;
         };
         let body = Bytes::from(message.body.clone());
-        let headers = self.sign(message, &body).await;
+        let mut headers = self.sign(message, &body).await;
+        headers.extend(message.trace.map(|trace| {
+            let value = HeaderValue::from_str(&trace.to_string()).expect("bug: the context is ASCII text");
+            (HeaderName::from_static(TRACEPARENT), value)
+        }));
         match self.outgoing.post(url, &headers, body).await {
             Ok(reply) => AttemptResult::Finished(Outcome::Answered {
                 status: reply.status,

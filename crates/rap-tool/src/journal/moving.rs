@@ -4,7 +4,7 @@
 //! arrived are records that nothing else reads, until the caller at the destination asks about one of them. So a move
 //! that fails has started nothing.
 
-use rap_protocol::{Address, CallId, CallbackUrl, ThreadId, Timestamp, UserId};
+use rap_protocol::{Address, CallId, CallbackUrl, ThreadId, Timestamp, TraceContext, UserId};
 use rusqlite::{Connection, OptionalExtension, Row, params};
 use serde::de::Error as _;
 use serde::{Deserialize, Deserializer, Serialize};
@@ -45,6 +45,8 @@ pub(crate) struct MovedCall {
     refused_since: Option<i64>,
     cursor: Option<String>,
     accepted_at: i64,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    traceparent: Option<String>,
     messages: Vec<MovedMessage>,
 }
 
@@ -136,7 +138,8 @@ impl Journal {
             .collect::<Result<Vec<_>>>()?;
         db.prepare_cached(
             "SELECT key, thread, call_id, secondary_id, callback, operation, arguments, user_id, ancestors, state,
-                    subscription, next_event, apologised, restarts, cancelled, refused_since, cursor, accepted_at
+                    subscription, next_event, apologised, restarts, cancelled, refused_since, cursor, accepted_at,
+                    traceparent
              FROM calls WHERE seq = ?1",
         )?
         .query_row([seq], |row| {
@@ -223,6 +226,7 @@ impl Journal {
             origin: 0,
             ancestors: None,
             user_id: None,
+            trace: None,
             address,
         };
         if let Some(seq) = self.insert(db, &new, now)? {
@@ -257,6 +261,7 @@ impl Journal {
             origin: self.origin(&address.callback_url.to_url()),
             ancestors: call.ancestors.as_ref().map(super::to_json),
             user_id: call.user_id,
+            trace: call.traceparent.as_deref().and_then(TraceContext::parse),
             address,
         };
         let Some(seq) = self.insert(db, &new, Timestamp(call.accepted_at))? else { return Ok(None) };
@@ -311,6 +316,7 @@ fn read_call(row: &Row<'_>, callback_url: CallbackUrl, messages: Vec<MovedMessag
         refused_since: row.get(15)?,
         cursor: row.get(16)?,
         accepted_at: row.get(17)?,
+        traceparent: row.get(18)?,
         messages,
     })
 }

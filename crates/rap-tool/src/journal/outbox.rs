@@ -19,7 +19,7 @@ const COUNTED: u32 = 100_000;
 /// Returns the first message of a call.
 pub(crate) fn first(db: &Connection, call: CallSeq) -> Result<Option<OutboxMessage>> {
     db.prepare_cached(
-        "SELECT outbox.seq, call, kind, body, attempts, created_at, origin, callback, key, caller
+        "SELECT outbox.seq, call, kind, body, attempts, created_at, origin, callback, key, caller, traceparent
          FROM outbox JOIN calls ON calls.seq = call WHERE call = ?1 ORDER BY outbox.seq LIMIT 1",
     )?
     .query_row([call], |row| {
@@ -38,6 +38,7 @@ pub(crate) fn first(db: &Connection, call: CallSeq) -> Result<Option<OutboxMessa
             origin: row.get(6)?,
             callback: row.get::<_, Option<Vec<u8>>>(7)?.unwrap_or_default(),
             identity: row.get(8)?,
+            trace: super::trace(row, 10)?,
         })
     })
     .optional()

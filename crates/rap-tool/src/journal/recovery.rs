@@ -7,7 +7,7 @@ use super::{CallSeq, Identity, Result, StoredCall, id, json, optional_id};
 use crate::auth::Caller;
 use crate::rules::State;
 
-const STORED_CALL: &str = "seq, caller, thread, call_id, operation, arguments, ancestors, user_id, subscription, cursor, key, accepted_at";
+const STORED_CALL: &str = "seq, caller, thread, call_id, operation, arguments, ancestors, user_id, subscription, cursor, key, accepted_at, traceparent";
 
 /// Returns the next `limit` calls after `after` whose handlers have not finished.
 pub(crate) fn unfinished(db: &Connection, after: CallSeq, limit: u32) -> Result<Vec<StoredCall>> {
@@ -46,6 +46,7 @@ fn stored_call(row: &Row<'_>) -> Result<StoredCall> {
         cursor: json(row, 9)?,
         identity: row.get(10)?,
         accepted_at: Timestamp(row.get(11)?),
+        trace: super::trace(row, 12)?,
     })
 }
 

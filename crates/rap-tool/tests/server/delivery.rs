@@ -367,3 +367,35 @@ async fn send_and_disconnect(server: &Server, path: &str, body: &serde_json::Val
     let rest = format!("Content-Type: application/json\r\nContent-Length: {length}\r\n\r\n{body}");
     stream.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
 }
+
+/// The context of an invocation's trace comes back with all callbacks of the call, also after a restart. A malformed
+/// one does not.
+#[tokio::test]
+async fn callbacks_carry_the_trace_context_of_their_invocation() {
+    const CONTEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
+    let (data, mut runtime) = (data_dir(), Runtime::start().await);
+    let tool = |_: Wait, call: Call| async move { Ok(call.traceparent().unwrap_or_default()) };
+    let server = Server::start(tools().tool("trace", tool), data.path()).await;
+    for (id, sent, expected) in [("call_1", CONTEXT, Some(CONTEXT)), ("call_2", "00-nothing", None)] {
+        let invocation = runtime.invocation("trace", "thread_1", id, json!({})).to_string();
+        let url = format!("{}/invoke", server.url);
+        let headers = [("content-type", "application/json"), ("traceparent", sent)];
+        let answer = rap_testkit::http::send("POST", &url, &headers, invocation.as_bytes()).await;
+        assert_eq!(answer.status, 200);
+        let callback = runtime.next().await;
+        assert_eq!(callback.headers.get("traceparent").map(|value| value.to_str().unwrap()), expected);
+        assert_eq!(callback.text(), expected.unwrap_or_default());
+    }
+    runtime.answer_next(&[503]);
+    let invocation = runtime.invocation("trace", "thread_1", "call_3", json!({})).to_string();
+    let headers = [("content-type", "application/json"), ("traceparent", CONTEXT)];
+    let url = format!("{}/invoke", server.url);
+    assert_eq!(rap_testkit::http::send("POST", &url, &headers, invocation.as_bytes()).await.status, 200);
+    runtime.next().await;
+    server.stop().await;
+    let server = Server::start(tools().tool("trace", tool), data.path()).await;
+    let callback = runtime.next().await;
+    assert_eq!(callback.headers.get("traceparent").unwrap(), CONTEXT);
+    server.caller().until_settled("thread_1", "call_3").await;
+    Journal::open(data.path()).until("SELECT count(*) FROM calls WHERE traceparent IS NOT NULL", 0).await;
+}

@@ -61,11 +61,11 @@ const SUBSCRIPTIONS: &str = "SELECT c.since, c.thread, c.id, t.id, c.name, c.ser
      WHERE c.state = 5 AND {user} AND (c.since, c.thread, c.id) > (coalesce($1, -1), $2, $3) \
      ORDER BY c.since, c.thread, c.id LIMIT $4";
 const TIMERS: &str = "SELECT * FROM (SELECT c.until AS at, c.thread, c.id, t.id AS thread_id, c.name, \
-            CASE WHEN c.server <> $6 THEN 0::bigint WHEN c.state = 0 THEN 1 ELSE 2 END \
+            CASE WHEN c.server <> $6 THEN 0::bigint WHEN c.state = 0 THEN 1 ELSE 2 END, greatest(c.since, t.updated_at) \
      FROM calls c JOIN threads t ON t.no = c.thread \
      WHERE c.until IS NOT NULL AND {user} AND (c.until, c.thread, c.id) > (coalesce($1, -1), $2, $3) \
      ORDER BY c.until, c.thread, c.id LIMIT $4) AS calls \
-     UNION ALL SELECT * FROM (SELECT c.due_at, c.thread, '' COLLATE \"C\", t.id, NULL, 3::bigint \
+     UNION ALL SELECT * FROM (SELECT c.due_at, c.thread, '' COLLATE \"C\", t.id, NULL, 3::bigint, t.updated_at \
      FROM wakes c JOIN threads t ON t.no = c.thread \
      WHERE c.is_retry AND {user} AND (c.due_at, c.thread) > (coalesce($1, -1), $2) \
      ORDER BY c.due_at, c.thread LIMIT $4) AS wakes \
@@ -353,6 +353,7 @@ pub(super) async fn timers(
             tool: get(row, 4)?,
             at: timestamp(row, 0)?,
             kind: kind.ok_or_else(|| unreadable("unknown kind of a timer"))?,
+            set_by: timestamp(row, 6)?,
         }))
     })
 }

@@ -79,6 +79,23 @@ async fn a_claim_holds_as_long_as_the_lease_of_its_node() {
     assert!(matches!(one.load(question).await, Some(Work::Ask(ask)) if ask.attempts == 2));
 }
 
+/// Otherwise the work of a node that died would wait as long as the clock was set back by.
+#[tokio::test]
+async fn a_lease_of_a_later_time_ends_when_the_clock_of_the_database_is_set_back() {
+    let shared = Shared::new();
+    let [one, other] = two(&shared.database).await;
+    one.send(new("t", Some("hello"))).await.unwrap();
+    let question = one.due(WorkKind::Ask, MODEL).await.remove(0);
+    assert!(one.load(&question).await.is_some());
+    assert!(other.load(&question).await.is_none());
+    let later = "UPDATE nodes SET seen_at = seen_at + interval '1 h', lease_until = lease_until + interval '1 h' WHERE no = ";
+    shared.database.sql(&format!("{later}{}", one.number()));
+    assert!(other.load(&question).await.is_some());
+    // A node that lives renews its lease, and learns that others did not count on it.
+    assert!(one.renew().await.lapsed);
+    assert!(!one.renew().await.lapsed);
+}
+
 #[tokio::test]
 async fn every_kind_of_work_is_claimed_by_one_node() {
     let shared = Shared::new();
