@@ -29,7 +29,7 @@ fn an_approval_stays_open_and_answerable_after_something_else_is_said() {
     chat.type_in("call echo {\"text\": \"one\"}\r");
     chat.until_screen("the question", |screen| screen.contains("? echo: Allow echo({\"text\":\"one\"})?"));
     chat.until_screen("that it is not running", |screen| {
-        screen.contains("waits for your approval") && !screen.contains("has been running")
+        screen.contains("for your approval") && !screen.contains("has been running")
     });
     chat.type_in("say hello\r");
     chat.until_screen("the answer, and the question below it", |screen| {
@@ -83,7 +83,7 @@ fn a_sign_shows_that_the_model_is_asked_and_when_it_is_asked_again() {
     chat.until_screen("the reason and the time", |screen| {
         let line = screen.split("the model request failed").nth(1).unwrap_or_default();
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
-        line.contains("trying again in") && line.contains("UTC")
+        line.contains("retrying in") && line.contains("UTC")
     });
     let mut answer = model.next_answer();
     answer.say("Here.");
