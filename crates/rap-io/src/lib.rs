@@ -25,6 +25,8 @@ pub mod exposure;
 #[cfg(feature = "server")]
 pub mod hashing;
 #[cfg(feature = "server")]
+pub mod introspection;
+#[cfg(feature = "server")]
 pub mod keyring;
 #[cfg(feature = "server")]
 pub mod lock;
@@ -32,6 +34,8 @@ pub mod lock;
 pub mod log;
 #[cfg(feature = "server")]
 pub mod metrics;
+#[cfg(feature = "server")]
+pub mod moving;
 #[cfg(feature = "server")]
 pub mod oauth;
 #[cfg(feature = "server")]

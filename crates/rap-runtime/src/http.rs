@@ -19,6 +19,7 @@ mod openapi;
 mod principal;
 mod query;
 mod sign_in;
+mod started;
 mod stream;
 mod tokens;
 mod web;
@@ -57,6 +58,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .merge(client)
         .merge(open)
         .route("/callback/{token}", post(callback::callback))
+        .route("/started/{server}/{path}", post(started::import))
         .fallback(async || ErrorResponse::new(StatusCode::NOT_FOUND, "not_found", "no such path"))
         .method_not_allowed_fallback(async || {
             ErrorResponse::new(

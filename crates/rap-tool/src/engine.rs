@@ -127,6 +127,8 @@ pub(crate) struct Engine {
     outgoing: Outgoing,
     clock: Clock,
     runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
+    /// Notified when a handler has ended.
+    run_ended: Notify,
     deadlines: Mutex<deadlines::Deadlines>,
     /// Notified when there is an earlier deadline than before.
     deadline_changed: Notify,

@@ -131,7 +131,7 @@ async fn another_node_takes_over_a_started_tool_server_of_a_node_that_is_gone() 
     let next = result(&second, "a", "whoami").await;
     assert!(next.starts_with("pid ") && next != pid, "{next}");
     assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
-    assert!(other.log().contains("this node is the host of these tool servers now"), "{}", other.log());
+    assert!(other.log().contains("this node now owns these tool servers"), "{}", other.log());
     // The call that was in the process of the other node ends: sent again, or with an error.
     second.until_idle("lost").await;
 }

@@ -385,3 +385,23 @@ async fn timers_start_again_if_the_clock_was_set_back_while_the_runtime_was_down
     assert!(moved.is_ok(), "{head}: {:?}", engine.store.due_timers(soon.plus(TIMEOUT), soon, &[], 10).await);
     engine.shut_down().await;
 }
+
+/// Machines that were made from one image have the same host name.
+#[test]
+fn nodes_with_the_same_host_name_have_different_names_unless_they_are_the_same_node() {
+    let machine = |boot: &str| {
+        let root = tempfile::tempdir().unwrap();
+        let kernel = root.path().join("proc/sys/kernel");
+        std::fs::create_dir_all(kernel.join("random")).unwrap();
+        std::fs::write(kernel.join("hostname"), "localhost\n").unwrap();
+        std::fs::write(kernel.join("random/boot_id"), format!("{boot}\n")).unwrap();
+        root
+    };
+    let (one, other) = (machine("1c3a"), machine("9f2e"));
+    let listen = Some("0.0.0.0:7420".parse().unwrap());
+    let name = super::node_name_on(one.path(), listen, 1);
+    assert_eq!(name, super::node_name_on(one.path(), listen, 2));
+    assert_ne!(name, super::node_name_on(other.path(), listen, 1));
+    assert_ne!(name, super::node_name_on(one.path(), Some("0.0.0.0:7421".parse().unwrap()), 1));
+    assert_ne!(super::node_name_on(one.path(), None, 1), super::node_name_on(one.path(), None, 2));
+}

@@ -34,7 +34,7 @@ mod work;
 mod writer;
 mod writes;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -209,6 +209,10 @@ impl Fleet for PostgresStore {
         self.inner.signals.has_peers()
     }
 
+    fn alone_since(&self) -> Option<u64> {
+        self.inner.signals.alone_since()
+    }
+
     fn holds_lease(&self) -> bool {
         Instant::now() < self.inner.membership().valid_until
     }
@@ -256,12 +260,25 @@ impl Fleet for PostgresStore {
         self.write(statements).await
     }
 
+    async fn others_renewed(&self, since: Timestamp) -> Result<bool, Error> {
+        let known = self.inner.signals.peers();
+        if known.is_empty() {
+            return Ok(true);
+        }
+        let nodes = self.nodes().await?;
+        let alive = |peer: &i64| {
+            let id = peer.to_string();
+            nodes.iter().any(|node| node.id == id && node.seen_at > since)
+        };
+        Ok(known.iter().all(alive))
+    }
+
     async fn nodes(&self) -> Result<Vec<super::Node>, Error> {
         Ok(nodes::list(&self.inner.others).await?)
     }
 
-    async fn claimed_model_requests(&self) -> Result<HashSet<WorkKey>, Error> {
-        Ok(nodes::claimed_model_requests(&self.inner.others, self.inner.node.0).await?)
+    async fn lost_model_requests(&self, keys: Vec<WorkKey>) -> Result<Vec<WorkKey>, Error> {
+        Ok(nodes::lost_model_requests(&self.inner.others, self.inner.node.0, keys).await?)
     }
 
     async fn release(&self, key: &WorkKey) -> Result<(), Error> {

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use rap_agent::{Entry, Item};
 use rap_protocol::{InputSchema, Timestamp};
-use rap_runtime::model::{Error, Model, ModelAnswer, ModelRequest, OfferedTool, Spent};
+use rap_runtime::model::{AnswerMemory, Error, Model, ModelAnswer, ModelRequest, OfferedTool, Spent};
 pub use rap_testkit::canned::{Canned, Server, events_of, failing, ok};
 use serde_json::{Value, json};
 use url::Url;
@@ -91,6 +91,7 @@ pub fn request() -> ModelRequest {
         turn: 7,
         images: true,
         spent: Spent::default(),
+        memory: AnswerMemory::default(),
     }
 }
 

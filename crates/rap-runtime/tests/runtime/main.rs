@@ -10,6 +10,7 @@ mod functions;
 mod fuzz;
 mod layers;
 mod local;
+mod model_memory;
 mod openai;
 mod responses;
 mod sdk_types;

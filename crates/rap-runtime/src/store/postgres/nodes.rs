@@ -12,7 +12,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::connect::Connections;
 use super::heads::timestamp;
 use super::hosts;
-use super::signals::CHANNEL;
+use super::signals::{CHANNEL, KEPT};
 use super::statement::{Failure, Statement, get};
 use crate::store::{Activity, Node, ThreadKey, WorkKey};
 
@@ -137,10 +137,10 @@ pub(super) async fn renew(
             Statement::new(format!(
                 "DELETE FROM nodes WHERE lease_until < clock_timestamp() - interval '{KEEP}'"
             )),
-            Statement::new(
-                "DELETE FROM signals s WHERE s.at < clock_timestamp() - interval '15 s' \
-                 AND (s.node = $1 OR NOT EXISTS (SELECT 1 FROM nodes n WHERE n.no = s.node))",
-            )
+            Statement::new(format!(
+                "DELETE FROM signals s WHERE s.at < clock_timestamp() - interval '{KEPT}' \
+                 AND (s.node = $1 OR NOT EXISTS (SELECT 1 FROM nodes n WHERE n.no = s.node))"
+            ))
             .with(number.0),
             take,
             hosted,
@@ -209,18 +209,23 @@ pub(super) async fn list(connections: &Connections) -> Result<Vec<Node>, Failure
     rows.iter().map(node).collect()
 }
 
-/// Returns the model requests that a node has claimed.
-pub(super) async fn claimed_model_requests(
+/// Returns which of these model requests are settled or claimed by another node.
+pub(super) async fn lost_model_requests(
     connections: &Connections,
     number: NodeNumber,
-) -> Result<HashSet<WorkKey>, Failure> {
-    let sql = "SELECT thread, turn FROM asks WHERE claim = $1";
-    let rows = connections.read_one(Statement::new(sql).with(number.0)).await?;
+    mut keys: Vec<WorkKey>,
+) -> Result<Vec<WorkKey>, Failure> {
+    // One that has just begun may have no claim yet.
+    let sql = "SELECT thread, turn FROM asks WHERE thread = ANY($2) AND (claim = $1 OR claim IS NULL)";
+    let threads: Vec<i64> = keys.iter().map(|key| key.thread().number()).collect();
+    let rows = connections.read_one(Statement::new(sql).with(number.0).with(threads)).await?;
     let key = |row| {
         let turn = get::<i64>(row, 1)?.unsigned_abs();
         Ok(WorkKey::Ask { thread: ThreadKey::new(get(row, 0)?), turn })
     };
-    rows.iter().map(key).collect()
+    let kept: HashSet<WorkKey> = rows.iter().map(key).collect::<Result<_, Failure>>()?;
+    keys.retain(|key| !kept.contains(key));
+    Ok(keys)
 }
 
 /// Returns the statement that gives up a node's claim of work.
