@@ -125,6 +125,8 @@ pub enum Error {
     TooLong {
         /// Message of the server.
         why: String,
+        /// Size of the window in tokens, if the server names it.
+        window: Option<u64>,
     },
     /// Permanent failure: repeating the request will not help.
     #[error("{why}")]

@@ -29,6 +29,7 @@ pub mod proxy;
 pub mod python;
 mod rap;
 mod rng;
+pub mod sdk_types;
 pub mod stream;
 pub mod tools;
 mod wait;

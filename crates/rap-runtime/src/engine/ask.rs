@@ -91,15 +91,15 @@ impl Engine {
                 return fail(why, TurnRetry::Never);
             }
         };
-        if let model::Error::TooLong { why } = error {
-            return apply(Input::PromptTooLong { turn: *turn, why });
-        }
         tracing::warn!(thread = %thread.id, turn, attempt = number, why = %error, "the model request failed");
         match self.next_attempt((thread, *turn), number, position, &error) {
             Ok((at, attempts)) => {
                 let why = error.to_string();
                 self.announce_retry(thread, &why, at);
                 WorkOutcome::Retry { at, attempts, outcome: why }
+            }
+            Err(TurnRetry::Never) if matches!(error, model::Error::TooLong { .. }) => {
+                apply(Input::PromptTooLong { turn: *turn, why: error.to_string() })
             }
             Err(retry) => fail(error.to_string(), retry),
         }
@@ -119,8 +119,8 @@ impl Engine {
         let list = self.model_list(thread);
         let has_next = position + 1 < list.count;
         let retry_after = match error {
-            // Another model may take the request.
-            _ if has_next && matches!(error, model::Error::Refused { .. }) => {
+            // Another model may take the request, such as one with a larger window.
+            _ if has_next && !matches!(error, model::Error::Retry { .. }) => {
                 let attempts = each.saturating_mul(position as u32 + 1);
                 return Ok((now.plus(PAUSES.0), attempts.max(number)));
             }
@@ -270,10 +270,12 @@ impl Engine {
             Err(Failure::Model(model::Error::Retry { why, retry_after })) => (why, false, *retry_after),
             Err(Failure::Model(model::Error::Refused { why, every_request: true })) => (why, true, None),
             // The model may answer other requests.
-            Err(Failure::Model(model::Error::Refused { why, every_request: false })) => {
+            Err(Failure::Model(
+                model::Error::Refused { why, every_request: false } | model::Error::TooLong { why, .. },
+            )) => {
                 return self.outages().refused((thread.key, turn), position, why.clone());
             }
-            Err(Failure::Model(model::Error::TooLong { .. }) | Failure::Store(_)) => return,
+            Err(Failure::Store(_)) => return,
         };
         let not_before = retry_after.map(|pause| now.plus(pause.min(MAX_RETRY_AFTER)));
         let failed = FailedRequest { thread: thread.key, began, why: why.clone(), refused, not_before };
@@ -327,7 +329,9 @@ impl Engine {
         let answer = self.send_to_model(thread, &chosen, request, &mut on_delta).await;
         self.count_request(&thread.agent, timer.elapsed(), &answer);
         let answer = match timer.finish(answer) {
-            Err(model::Error::TooLong { why }) => return self.summarise_after_refusal(&context, why).await,
+            Err(model::Error::TooLong { why, .. }) => {
+                return self.summarise_after_refusal(&context, why).await;
+            }
             answer => answer.map_err(Failure::Model)?,
         };
         tokens.answered.set(answer.usage);

@@ -16,7 +16,7 @@ use super::ask::{Failure, UnstoredTokens};
 use crate::hub::LiveEvent;
 use crate::model::{self, AnswerMemory, HistoryScope, Model, ModelRequest, OfferedTool};
 use crate::settings::{Agent, Window};
-use crate::store::{self, Thread};
+use crate::store::Thread;
 
 /// Smallest context window of any model, in tokens. Shorter prompts skip the lookup of the window.
 const MIN_WINDOW: u64 = 4_096;
@@ -57,7 +57,7 @@ pub(super) struct TurnContext<'a> {
 }
 
 fn too_long(why: String) -> Failure {
-    Failure::Model(model::Error::TooLong { why })
+    Failure::Model(model::Error::TooLong { why, window: None })
 }
 
 /// Estimates the size of a request. It is zero for a model that reads no history.
@@ -93,7 +93,7 @@ impl Engine {
         let Some(window) = chosen.window().await else { return Ok(None) };
         match prompt_fit(size, window, share) {
             PromptFit::Fits => Ok(None),
-            PromptFit::Summarise => self.summarise(context).await.map_err(Failure::Store),
+            PromptFit::Summarise => self.summarise(context).await,
             PromptFit::CannotFit => Err(too_long(format!(
                 "the prompt cannot fit: the system prompt and the tools alone have at least {} tokens, and the model \
                  can read {window}; shorten the system prompt, allow fewer tools, or correct model.window",
@@ -109,7 +109,7 @@ impl Engine {
         context: &TurnContext<'_>,
         why: String,
     ) -> Result<Input, Failure> {
-        if let Some(summary) = self.summarise(context).await.map_err(Failure::Store)? {
+        if let Some(summary) = self.summarise(context).await? {
             return Ok(summary);
         }
         if context.head.summarisable_up_to().is_some() {
@@ -126,8 +126,8 @@ impl Engine {
     }
 
     /// Asks the model for a summary instead of an answer. Returns `None` if there is nothing to summarise or the model
-    /// fails.
-    pub(super) async fn summarise(&self, context: &TurnContext<'_>) -> Result<Option<Input>, store::Error> {
+    /// fails. If its server asks for a pause, that is an error, because the whole request must not be sent before either.
+    pub(super) async fn summarise(&self, context: &TurnContext<'_>) -> Result<Option<Input>, Failure> {
         let TurnContext { thread, turn, agent, chosen, head, .. } = *context;
         let Some(covers) = head.summarisable_up_to() else { return Ok(None) };
         let text = "the conversation is long; the model is asked to summarise it".into();
@@ -151,6 +151,9 @@ impl Engine {
                 // The metrics have its tokens already.
                 self.apply_with_retry(thread.key, Input::UnusedAnswer(answer.usage)).await.ok();
                 "the summary is empty".to_owned()
+            }
+            Err(error @ model::Error::Retry { retry_after: Some(_), .. }) => {
+                return Err(Failure::Model(error));
             }
             Err(error) => error.to_string(),
         };

@@ -15,5 +15,6 @@ mod openai;
 mod responses;
 mod sdk_types;
 mod settings;
+mod too_long;
 mod toolsets;
 mod window;

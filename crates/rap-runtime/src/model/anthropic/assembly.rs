@@ -8,7 +8,9 @@ use serde_json::{Map, Value, json};
 
 use crate::model::fields;
 use crate::model::lenient::{self, count, extend_arguments, without_nul};
-use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
+use crate::model::remote::{
+    CALLS, CUT, FILTERED, error_in, event_type, malformed_answer, streamed_error, too_many_calls,
+};
 use crate::model::{ArgumentMemory, Error, ModelAnswer, ModelCall, OnDelta, body};
 
 /// Maximum number of blocks of an answer.
@@ -119,8 +121,7 @@ impl Assembly {
 
     fn event(&mut self, event: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let index = count(&event["index"]);
-        match (self.state, event["type"].as_str().ok_or_else(malformed_answer)?) {
-            (_, "error") => return Err(failure(&event["error"])),
+        match (self.state, event_type(event)?) {
             (State::Expected, "message_start") => {
                 self.state = State::Begun;
                 self.count(&event["message"]["usage"]);
@@ -347,8 +348,8 @@ impl body::Assembly for Assembly {
 
     fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let message: Value = serde_json::from_slice(document).map_err(|_| malformed_answer())?;
-        if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
-            return Err(failure(error));
+        if let Some(error) = error_in(&message) {
+            return Err(streamed_error(error));
         }
         let Value::Array(blocks) = &message["content"] else {
             return Err(Error::retry("the model's answer contains no message"));
@@ -445,19 +446,4 @@ impl Kind {
             Kind::Other { block, json } => with_input(block.clone(), json),
         }
     }
-}
-
-/// Converts an error event, which follows a response status of 200.
-fn failure(error: &Value) -> Error {
-    let is_permanent = matches!(
-        error["type"].as_str(),
-        Some(
-            "invalid_request_error"
-                | "authentication_error"
-                | "permission_error"
-                | "not_found_error"
-                | "billing_error"
-        )
-    );
-    streamed_error(error, is_permanent)
 }

@@ -7,11 +7,13 @@
 use rap_agent::prompt::{Names, ServedModel};
 use rap_agent::{Thoughts, Usage};
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::model::fields;
 use crate::model::lenient::{count, extend_arguments, text};
-use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
+use crate::model::remote::{
+    CALLS, CUT, FILTERED, error_in, malformed_answer, streamed_error, too_many_calls,
+};
 use crate::model::{ArgumentMemory, Error, ModelAnswer, ModelCall, OnDelta, body};
 
 /// Fields of a message that are read, or that servers send but do not take back.
@@ -19,6 +21,8 @@ const OF_MESSAGE: &[&str] =
     &["role", "content", "tool_calls", "refusal", "annotations", "audio", "function_call", "name", "type"];
 /// Fields of a call that are read.
 const OF_CALL: &[&str] = &["index", "id", "type", "function"];
+/// Fields of the function of a call that are read.
+const OF_FUNCTION: &[&str] = &["name", "arguments"];
 
 /// The part of an answer that has been received.
 #[derive(Debug, Default)]
@@ -90,7 +94,9 @@ impl body::Assembly for Assembly {
         }
         let chunk = parse(data.as_bytes())?;
         let choice = self.take_metadata(&chunk)?;
-        self.piece(&choice["delta"], on_delta)
+        // Some servers send the whole message in one event.
+        let is_whole = choice["delta"].is_null() && self.text.is_empty() && self.calls.is_empty();
+        self.piece(&choice[if is_whole { "message" } else { "delta" }], on_delta)
     }
 
     fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
@@ -107,8 +113,8 @@ impl body::Assembly for Assembly {
 impl Assembly {
     /// Reads the error, usage and finish reason of a chunk. Returns its first choice.
     fn take_metadata<'a>(&mut self, chunk: &'a Value) -> Result<&'a Value, Error> {
-        if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
-            return Err(streamed_error(error, false));
+        if let Some(error) = error_in(chunk) {
+            return Err(streamed_error(error));
         }
         self.usage = later_usage(self.usage, &chunk["usage"]);
         let choice = &chunk["choices"][0];
@@ -160,6 +166,11 @@ impl Assembly {
         };
         let call = &mut self.calls[found];
         self.field_bytes += fields::add(&mut call.fields, piece, OF_CALL);
+        let mut function = Map::new();
+        fields::add(&mut function, &piece["function"], OF_FUNCTION);
+        if !function.is_empty() {
+            self.field_bytes += fields::add(&mut call.fields, &json!({"function": function}), &[]);
+        }
         if call.id.is_empty() {
             call.id = id;
         }
@@ -291,8 +302,6 @@ fn texts(content: &Value) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// Each piece has to be compared with all pieces before it, because it may begin another call.
