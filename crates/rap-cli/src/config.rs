@@ -40,7 +40,7 @@ use rap_runtime::FALLBACK_AFTER;
 pub use rap_runtime::model::anthropic::Thinking;
 use rap_runtime::model::scripted;
 pub use rap_runtime::model::{Options, Provider};
-pub use rap_runtime::{CallbackAuth, Limits, Notify, TelemetrySettings, ToolGlob, Window};
+pub use rap_runtime::{AlertDestination, CallbackAuth, Limits, TelemetrySettings, ToolGlob, Window};
 use url::Url;
 
 pub use self::base_url::BaseUrl;
@@ -68,7 +68,7 @@ pub struct Config {
     /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
     /// Destinations that are told about threads that need a person, have failed or were closed.
-    pub notify: Vec<Notify>,
+    pub notify: Vec<AlertDestination>,
     /// MCP servers whose tools are offered to agents.
     pub mcp_servers: Vec<McpServer>,
     /// Collector of traces; `None` if none are recorded.

@@ -82,7 +82,7 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
         started = starting => started.context("the start failed")??,
     };
     tracing::info!(%url, %database, tool_servers = servers, "listening on {bound}");
-    tracing::info!("the page for people is at {url}/");
+    tracing::info!("web interface: {url}/");
     if let Some(collector) = collector {
         tracing::info!("traces are sent to {collector}");
     }
@@ -100,11 +100,10 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
     probe(urls);
     let stop = async {
         tokio::select! {
-            _ = signals.next() => {}
-            () = stdin_closed(), if lifetime == Lifetime::WhileStdinIsOpen => {}
-            () = idle => tracing::info!("idle"),
+            _ = signals.next() => tracing::info!("stopping"),
+            () = stdin_closed(), if lifetime == Lifetime::WhileStdinIsOpen => tracing::info!("stopping"),
+            () = idle => tracing::info!("idle; stopping"),
         }
-        tracing::info!("stopping");
         tokio::spawn(async move {
             signals.next().await;
             tracing::warn!("stopping at once; everything acknowledged is on disk");
@@ -228,8 +227,8 @@ fn consent_url(config: &Config, bound: SocketAddr, name: &str) -> Option<(String
     Some((crate::commands::tool::CONSENT_VARIABLE.to_owned(), url))
 }
 
-/// Returns the directory for the data of tool servers that this program starts: beside the database. Several nodes of a Postgres
-/// database may run in one directory, and each has its own tool servers.
+/// Returns the directory for the data of tool servers that this program starts: beside the database. Several nodes of a
+/// Postgres database may run in one directory, and each has its own tool servers.
 fn data_directory(store: &Store, bound: SocketAddr) -> PathBuf {
     const NAME: &str = "rap-data";
     match store {
@@ -277,7 +276,7 @@ pub fn settings(
         listen: Some(bound),
         tls: config.server.tls,
         proxies: config.server.proxies,
-        page: Some(crate::page::PAGE),
+        web_assets: Some(crate::web::ASSETS),
         limits: config.limits,
     })
 }

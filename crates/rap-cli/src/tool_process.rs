@@ -215,7 +215,7 @@ async fn serve(
         Ok(Err(why)) => return ended_or(tree, why).await,
         Err(_) => return format!("did not name its port within {start_within:?}"),
     };
-    tracing::info!(server = name, port, pid = tree.id(), "the tool server runs");
+    tracing::info!(server = name, port, pid = tree.id(), "the tool server is running");
     state.send_replace(ServerState::Running { port });
     tokio::spawn(log_lines(name.clone(), stdout));
     format!("ended: {}", described(tree.wait().await))
@@ -278,8 +278,8 @@ async fn log_lines(server: String, mut output: impl AsyncBufRead + Unpin) {
     }
 }
 
-/// Returns the level and the text of a line that a server built with `rap-tool` logged, without its time, which the log of this
-/// process has too. Any other line has no level.
+/// Returns the level and the text of a line that a server built with `rap-tool` logged, without its time, which the log
+/// of this process has too. Any other line has no level.
 fn parse_log_line(line: &str) -> (&str, &str) {
     // Such as 2026-11-18T10:54:04.783480Z.
     let is_time = |word: &str| word.ends_with('Z') && word.as_bytes().get(10) == Some(&b'T');

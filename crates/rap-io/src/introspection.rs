@@ -17,7 +17,7 @@ use url::Url;
 
 use crate::client::{Client, ClientLimits, basic};
 use crate::oauth::form_encoded;
-use crate::watched::{FileError, SecretSource, Watched, watch_secrets};
+use crate::reloading::{FileError, Reloading, SecretSource, watch_secrets};
 
 /// Time for a request.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
@@ -60,7 +60,7 @@ pub enum NotAccepted {
 /// The answers of an authorization server.
 pub struct Introspection {
     server: AuthorizationServer,
-    secrets: Watched<Vec<Secret>>,
+    secrets: Reloading<Vec<Secret>>,
     http: Client,
     requests: Semaphore,
     /// Clients by the SHA-256 of their tokens, and the time until which the answer is used.

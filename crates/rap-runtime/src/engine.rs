@@ -475,7 +475,7 @@ impl Engine {
             return;
         }
         let why = store::damage::reason(error);
-        tracing::error!(?target, why, "a thread is set aside");
+        tracing::error!(?target, why, "a thread was quarantined");
         if let Err(error) = self.store.set_aside(target, why, self.now()).await {
             tracing::warn!(why = error.with_sources(), "a damaged thread could not be recorded");
         }
@@ -590,15 +590,15 @@ pub(crate) fn open_postgres(
     Ok(PostgresStore::new(Parts { address, listen, node, prepared, key, rules, time, on_commit, reserve }))
 }
 
-/// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name, unless it
-/// listens on no address of its own. Nodes of the same name that were started before lose their claims.
+/// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name,
+/// unless it listens on no address of its own. Nodes of the same name that were started before lose their claims.
 pub(crate) fn node_name(listen: Option<SocketAddr>) -> String {
     node_name_on(std::path::Path::new("/"), listen, std::process::id())
 }
 
-/// Machines that were made from one image often have the same host name, or the same machine id. A boot id is unique to a
-/// machine that runs, but changes when it is started again; then the claims of the node before end with its lease. Containers
-/// have their own host names and the boot id of their host.
+/// Machines that were made from one image often have the same host name, or the same machine id. A boot id is unique to
+/// a machine that runs, but changes when it is started again; then the claims of the node before end with its lease.
+/// Containers have their own host names and the boot id of their host.
 fn node_name_on(root: &std::path::Path, listen: Option<SocketAddr>, process: u32) -> String {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default().trim().to_owned();
     let (host, boot) = (read("proc/sys/kernel/hostname"), read("proc/sys/kernel/random/boot_id"));
@@ -616,7 +616,7 @@ pub(crate) fn rules(settings: &Settings) -> StepSettings {
         agent_limits: settings.agents.iter().filter_map(own).collect(),
         model_servers: settings.agents.iter().map(server).collect::<HashMap<_, _>>(),
         lost_after: LostAfter(settings.limits.lost_after),
-        alerts: settings.notify.iter().map(crate::settings::Notify::rule).collect(),
+        alerts: settings.notify.iter().map(crate::settings::AlertDestination::rule).collect(),
         callback_base: settings.public_url.clone(),
     }
 }

@@ -243,8 +243,8 @@ mod tests {
         assert!(memory.parse("{\"a\": ").is_err());
     }
 
-    /// Fuzz target: an answer does not depend on how its bytes are split, and nothing in it breaks a rule of the history. The
-    /// last byte selects the provider.
+    /// Fuzz target: an answer does not depend on how its bytes are split, and nothing in it breaks a rule of the
+    /// history. The last byte selects the provider.
     #[test]
     fn fuzz() {
         let events = |events: &[Value]| -> String {

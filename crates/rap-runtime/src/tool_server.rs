@@ -99,8 +99,8 @@ impl ToolServer {
         }
     }
 
-    /// Returns a server in the same process, below the path `/NAME`. It may take longer to answer discovery than others while
-    /// it starts.
+    /// Returns a server in the same process, below the path `/NAME`. It may take longer to answer discovery than others
+    /// while it starts.
     #[must_use]
     pub fn below(&self, url: impl Into<String>, name: &str) -> ToolServer {
         let started = self.started.clone().map(|started| Started { path: format!("/{name}"), ..started });

@@ -210,8 +210,8 @@ impl Toolsets {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the store. When
-    /// the last other node is gone, nothing is cached. Called before the cache is read.
+    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the
+    /// store. When the last other node is gone, nothing is cached. Called before the cache is read.
     fn is_shared(&self) -> bool {
         let Some(fleet) = self.store.fleet() else { return false };
         let alone_since = fleet.alone_since();

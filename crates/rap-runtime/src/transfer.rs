@@ -59,7 +59,7 @@ pub enum TransferError {
     },
     /// The database has another thread with the id of a thread of the session.
     #[error(
-        "the database has another thread with the id of a thread of session {0}: nothing of the session was imported"
+        "session {0} was not imported: the database already has another thread with the id of one of its threads"
     )]
     Exists(String),
     /// The results of open calls could not arrive.

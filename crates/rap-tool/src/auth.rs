@@ -12,10 +12,10 @@ use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use rap_io::credentials::watch_signing_keys;
 use rap_io::introspection::{AuthorizationServer, Introspection, NotAccepted};
 use rap_io::proxy::TrustedProxies;
+use rap_io::reloading::{Reloading, SecretSource, watch_secrets};
 use rap_io::secret_box::Key;
 use rap_io::serve::Peer;
 use rap_io::sigv4::{self, AccessKey};
-use rap_io::watched::{SecretSource, Watched, watch_secrets};
 use rap_io::webhook::{self, AcceptedMessages, SigningKeys};
 use rap_protocol::{Secret, Timestamp};
 use sha2::{Digest, Sha256};
@@ -160,8 +160,8 @@ type TokenDigest = [u8; 32];
 
 pub(crate) struct Callers {
     /// SHA-256 of the tokens of each caller.
-    tokens: Vec<(Watched<Vec<TokenDigest>>, Caller)>,
-    hmac: Vec<(Watched<SigningKeys>, Caller)>,
+    tokens: Vec<(Reloading<Vec<TokenDigest>>, Caller)>,
+    hmac: Vec<(Reloading<SigningKeys>, Caller)>,
     sigv4: Vec<(AccessKey, Caller)>,
     /// Authorization servers, and the clients that are accepted of each.
     oauth: Vec<(Introspection, HashSet<String>)>,
@@ -222,7 +222,7 @@ impl Callers {
             Auth::Bearer(token) => {
                 let caller = Caller::of(&key, &[b"caller", token.as_bytes()]);
                 self.add_label("token", &digest(token), caller.clone());
-                self.tokens.push((Watched::fixed(vec![digest(token)]), caller));
+                self.tokens.push((Reloading::fixed(vec![digest(token)]), caller));
             }
             Auth::BearerFile { caller, file } => {
                 let digests =
@@ -283,8 +283,8 @@ impl Callers {
         self.labels.push(([kind.as_bytes(), b" ", name].concat(), caller));
     }
 
-    /// Returns text by which a server with the same key recognises a caller, without its token. `None` if the caller is known
-    /// by neither a fixed token nor a configured name.
+    /// Returns text by which a server with the same key recognises a caller, without its token. `None` if the caller is
+    /// known by neither a fixed token nor a configured name.
     pub(crate) fn label(&self, caller: &Caller, key: &Key) -> Option<String> {
         let (name, _) = self.labels.iter().find(|(_, known)| known == caller)?;
         Some(key.mac(&[b"caller", name]).iter().map(|byte| format!("{byte:02x}")).collect())
@@ -414,8 +414,8 @@ impl Callers {
         self.certificates.as_ref()?.accept(name).then(|| self.with_certificate(name))
     }
 
-    /// Checks the signature of a request. `base` is the path of the public URL, and `word` the name of the endpoint in the ids
-    /// of a runtime's messages.
+    /// Checks the signature of a request. `base` is the path of the public URL, and `word` the name of the endpoint in
+    /// the ids of a runtime's messages.
     pub(crate) fn verify(
         &self,
         head: &Parts,

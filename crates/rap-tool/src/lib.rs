@@ -70,8 +70,8 @@ pub use limits::Limits;
 pub use oauth::OauthApp;
 pub use output::{IntoOutput, Json, Output};
 pub use rap_io::introspection::AuthorizationServer;
+pub use rap_io::reloading::SecretSource;
 pub use rap_io::tls::{ClientCertificates, ClientTls, ServerTls};
-pub use rap_io::watched::SecretSource;
 pub use rap_protocol::retry::RetryPolicy;
 pub use rap_protocol::{
     CallId, Callback, Content, Image, Oauth, Secret, Segment, SubscriptionEvent, ThreadId, ToolResult,

@@ -11,8 +11,8 @@ use std::sync::Arc;
 use axum::Router;
 use rap_io::client::{Client, ClientLimits};
 use rap_io::exposure::warn_if_exposed;
+use rap_io::reloading::Reloading;
 use rap_io::tls::{ClientTls, ServerTls};
-use rap_io::watched::Watched;
 use rap_protocol::url::is_on_loopback;
 use rap_protocol::{EndpointUrl, Secret, UrlPolicy, UrlRules};
 use url::Url;
@@ -456,7 +456,7 @@ impl ToolServer {
         let opening = tokio::task::spawn_blocking(move || {
             let client = match &self.callback_tls {
                 Some(tls) => tls.outgoing(callback_rules.clone(), limits)?,
-                None => Watched::fixed(Client::outgoing(callback_rules.clone(), limits)),
+                None => Reloading::fixed(Client::outgoing(callback_rules.clone(), limits)),
             };
             let outgoing = Outgoing::Http(Box::new(client));
             self.open(Externals { public_url, callback_rules, outgoing, clock: Clock::System })

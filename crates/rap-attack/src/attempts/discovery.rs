@@ -4,11 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rap_testkit::peer::Reply;
+use rap_testkit::poll;
 use rap_testkit::tools::{DISCOVERY, tool};
 use serde_json::json;
 
 use crate::attempt::{Attempt, Tries, attempt};
-use crate::stage::Stage;
+use crate::stage::{REACHED_WITHIN, Stage};
 
 const TOPIC: &str = "discovery";
 
@@ -26,9 +27,7 @@ pub(super) fn all() -> Vec<Attempt> {
 const DELAY: Duration = Duration::from_secs(2);
 
 async fn until_answered(stage: &Stage, thread: &str) {
-    while !["idle", "waiting"].contains(&stage.status(thread).await.as_str()) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    stage.until_status(thread, &["idle", "waiting"]).await;
 }
 
 /// Returns true if a session was told that its toolset could not be fetched. It has the last valid one then.
@@ -53,9 +52,8 @@ async fn hanging(stage: Arc<Stage>) -> Tries {
 async fn first_answer(stage: &Stage) -> Duration {
     let began = Instant::now();
     let thread = stage.open("call echo {\"text\": \"beside it\"}").await;
-    while !stage.history(&thread).await.contains("echo beside it") {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let has_result = async || stage.history(&thread).await.contains("echo beside it");
+    assert!(poll(REACHED_WITHIN, has_result).await.is_some(), "{thread} gets no result");
     began.elapsed()
 }
 

@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use rap_testkit::peer::Reply;
+use rap_testkit::poll;
 use serde_json::{Value, json};
 
 use crate::attempt::{Attempt, Tries, attempt};
@@ -26,12 +27,9 @@ pub(super) fn all() -> Vec<Attempt> {
 /// Opens a thread of the hostile model and waits until it is not asked any more.
 async fn ask(stage: &Stage) -> String {
     let thread = stage.open_with(json!({"agent": "model", "message": "go"})).await;
-    for _ in 0..200 {
-        if !["running", ""].contains(&stage.status(&thread).await.as_str()) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    // An answer without end may keep it running; the attempt goes on then.
+    let has_ended = async || !["running", ""].contains(&stage.status(&thread).await.as_str());
+    let _ended = poll(Duration::from_secs(5), has_ended).await;
     thread
 }
 

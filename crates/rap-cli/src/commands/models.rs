@@ -47,8 +47,8 @@ pub async fn check(config: Config) -> anyhow::Result<()> {
     }
 }
 
-/// Checks one model. Returns true if it answers, calls a tool and, unless it is configured not to, accepts images. A model that
-/// gives no answer is not asked again.
+/// Checks one model. Returns true if it answers, calls a tool and, unless it is configured not to, accepts images. A
+/// model that gives no answer is not asked again.
 async fn check_model(settings: &config::Model, config: &Config) -> anyhow::Result<bool> {
     let model = serve::model(settings.clone(), &config.limits)?;
     print(&format!("{} at {}\n", model_name(settings), model.destination()))?;

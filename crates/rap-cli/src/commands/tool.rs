@@ -29,8 +29,8 @@ pub(crate) const CONSENT_VARIABLE: &str = "RAP_TOOL_CONSENT_URL";
 pub enum Command {
     /// Start a tool server: shell, files, http, timer or webhook.
     #[command(
-        after_help = "The address that it listens on is set with PORT, its data directory with RAP_TOOL_DATA, \
-                            and the token of its callers with RAP_TOOL_BEARER."
+        after_help = "PORT overrides the port of --listen. RAP_TOOL_DATA sets the data directory, and RAP_TOOL_BEARER \
+                      the token that callers must send."
     )]
     Run(Box<Run>),
     /// Connect to MCP servers and offer their tools. `rap serve` starts this for the `[[mcp_server]]` tables.

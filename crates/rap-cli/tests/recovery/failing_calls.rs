@@ -1,5 +1,5 @@
-//! System calls that fail: the n-th write to the disk, sync or read of it returns an error, again and again. Afterwards everything that
-//! was acknowledged is there, and everything else is there as a whole or not at all.
+//! System calls that fail: the n-th write to the disk, sync or read of it returns an error, again and again. Afterwards
+//! everything that was acknowledged is there, and everything else is there as a whole or not at all.
 
 use std::process::Command;
 use std::time::Duration;

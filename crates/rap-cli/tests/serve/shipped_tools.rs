@@ -383,7 +383,8 @@ async fn a_webhook_is_forwarded_once_if_its_signature_is_valid_and_it_passes_the
     assert!(forwarded.iter().any(|text| text.contains("c0ffee")), "{forwarded:?}");
 }
 
-/// A started tool server has a port that only its own machine reaches, so the runtime at the destination passes its state on.
+/// A started tool server has a port that only its own machine reaches, so the runtime at the destination passes its
+/// state on.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_workspace_of_a_thread_moves_with_its_session() {
     const TOKEN: &str = "a-long-token-of-the-destination";

@@ -91,7 +91,7 @@ impl Engine {
                 return fail(why, TurnRetry::Never);
             }
         };
-        tracing::warn!(thread = %thread.id, turn, attempt = number, why = %error, "the model could not be asked");
+        tracing::warn!(thread = %thread.id, turn, attempt = number, why = %error, "the model request failed");
         match self.next_attempt((thread, *turn), number, position, &error) {
             Ok((at, attempts)) => {
                 let why = error.to_string();
@@ -163,10 +163,8 @@ impl Engine {
     fn announce_retry(&self, thread: &Arc<Thread>, why: &str, at: Timestamp) {
         let pause = at.since(self.now());
         let clock = rap_api::Time::from_millis(at.0).to_string();
-        let text = format!(
-            "the model could not be asked: {why}; trying again in {pause:.1?}, at {} UTC",
-            &clock[11..19]
-        );
+        let text =
+            format!("the model request failed: {why}; retrying in {pause:.1?}, at {} UTC", &clock[11..19]);
         self.tell_peers(|| Signal::Notice { thread: thread.key, text: text.clone() });
         self.hub.publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text: text.into() });
     }

@@ -238,7 +238,7 @@ impl Engine {
             return Err(error.into());
         }
         in_progress.extend(self.dispatcher.invocations());
-        tracing::info!(%session, "the session is stopped, to be moved");
+        tracing::info!(%session, "the session was stopped for a move");
         let transferred = match self.check_calls(session, &client.peer, &destination, &in_progress).await {
             Ok(()) => self.transfer(session, &client, &servers, &in_progress).await,
             refused => refused,
@@ -365,7 +365,11 @@ impl Engine {
     async fn take_back(self: &Arc<Self>, session: &ThreadId, client: &PeerClient) {
         let discard = client.post::<serde_json::Value>(session, "discard", None, Bytes::from_static(b"{}"));
         if let Err(failed) = discard.await {
-            tracing::info!(%session, why = %failed, "the destination discards the session by itself");
+            tracing::info!(
+                %session,
+                why = %failed,
+                "the destination could not be told to discard the session; it will do so on its own"
+            );
         }
         self.restore(session).await;
     }
@@ -539,7 +543,7 @@ impl Engine {
                 }
                 ParcelState::Arriving if parcel.at.plus(ARRIVAL_LIFETIME) < self.now() => {
                     if let Err(error) = self.store.drop_parcel(&session).await {
-                        tracing::warn!(%session, why = error.with_sources(), "an old arrival cannot be discarded");
+                        tracing::warn!(%session, why = error.with_sources(), "an unfinished import could not be discarded");
                     }
                 }
                 ParcelState::Arriving => {}

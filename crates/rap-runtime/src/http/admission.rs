@@ -1,5 +1,4 @@
-//! Shares of the server's resources. The use by one client or callback URL at the same time is bounded, so that it
-//! cannot keep the others out.
+//! Bounds what one client or callback URL can use at the same time, so that none can starve the others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
@@ -51,19 +50,19 @@ const KNOWN_CLIENTS: usize = 1024;
 const REQUEST_BYTES: usize = 256 * 1024 * 1024;
 const REQUEST_BYTES_PER_CLIENT: usize = REQUEST_BYTES / 4;
 const CALLBACK_BYTES: usize = 32 * 1024 * 1024;
-/// Memory for sign-ins to the page, which anybody can send, in bytes.
+/// Memory for sign-ins to the web interface, which anybody can send, in bytes.
 const SIGN_IN_BYTES: usize = 1024 * 1024;
 /// Limits of one sign-in.
 const SIGN_IN: BodyLimits = BodyLimits { bytes: 4 * 1024, within: Duration::from_secs(5) };
 /// Memory for the records of sessions that arrive from another runtime, in bytes. The largest record fits.
-const ARRIVAL_BYTES: usize = 2 * RECORD_BYTES;
+const IMPORT_BYTES: usize = 2 * RECORD_BYTES;
 /// Limits of one page of records.
-const ARRIVAL: BodyLimits = BodyLimits { bytes: RECORD_BYTES, within: Duration::from_secs(60) };
-/// Memory for large answers that their readers have not read yet, in bytes, in total and for one client.
-const ANSWER_BYTES: usize = 128 * 1024 * 1024;
-const ANSWER_BYTES_PER_CLIENT: usize = ANSWER_BYTES / 2;
-/// Size up to which an answer is not counted, in bytes.
-pub(super) const SMALL_ANSWER: usize = 64 * 1024;
+const IMPORT: BodyLimits = BodyLimits { bytes: RECORD_BYTES, within: Duration::from_secs(60) };
+/// Memory for large responses that their readers have not read yet, in bytes, in total and for one client.
+const RESPONSE_BYTES: usize = 128 * 1024 * 1024;
+const RESPONSE_BYTES_PER_CLIENT: usize = RESPONSE_BYTES / 2;
+/// Size up to which a response is not counted, in bytes.
+pub(super) const SMALL_RESPONSE: usize = 64 * 1024;
 /// Maximum number of large bodies that are parsed at the same time.
 const PARSERS: usize = 2;
 
@@ -73,7 +72,7 @@ pub(super) enum Sender {
     Client(Client),
     /// Has a valid callback URL.
     Tool,
-    /// Wants to sign in to the page.
+    /// Wants to sign in to the web interface.
     Stranger,
     /// Moves a session here.
     Runtime,
@@ -144,7 +143,7 @@ pub(crate) struct Admission {
     request_memory: BodyMemory,
     callback_memory: BodyMemory,
     sign_in_memory: BodyMemory,
-    arrival_memory: BodyMemory,
+    import_memory: BodyMemory,
     body_limits: BodyLimits,
     callbacks: Arc<Shares<(ThreadKey, CallId)>>,
     rates: Rates<Client>,
@@ -159,7 +158,7 @@ pub(crate) struct Admission {
     token_readers: Semaphore,
     consents: Arc<Shares<String>>,
     clients: Mutex<HashMap<Client, ClientResources>>,
-    answer_memory: Memory<Client>,
+    response_memory: Memory<Client>,
     parsers: Semaphore,
 }
 
@@ -177,8 +176,8 @@ async fn both(own: Arc<Semaphore>, all: Arc<Semaphore>) -> ReaderPermit {
     [own, all.acquire_owned().await.expect(open)]
 }
 
-/// Memory of an answer that its reader has not read yet. It is given back when it is dropped.
-pub(super) type AnswerMemory = Grant<Client>;
+/// Memory of a response that its reader has not read yet. It is given back when it is dropped.
+pub(super) type ResponseMemory = Grant<Client>;
 
 impl Admission {
     pub(crate) fn new(limits: &Limits) -> Admission {
@@ -187,7 +186,7 @@ impl Admission {
             callback_memory: request_memory.with_own(CALLBACK_BYTES),
             request_memory,
             sign_in_memory: BodyMemory::new(SIGN_IN_BYTES),
-            arrival_memory: BodyMemory::new(ARRIVAL_BYTES),
+            import_memory: BodyMemory::new(IMPORT_BYTES),
             body_limits: BodyLimits { bytes: limits.body, within: limits.request_within },
             callbacks: Shares::new(REQUESTS_PER_CALLBACK_URL),
             rates: Rates::new(limits.requests_per_second),
@@ -202,7 +201,7 @@ impl Admission {
             token_readers: Semaphore::new(TOKEN_READERS),
             consents: Shares::new(CONSENTS_PER_SERVER),
             clients: Mutex::default(),
-            answer_memory: Memory::new(ANSWER_BYTES, ANSWER_BYTES_PER_CLIENT),
+            response_memory: Memory::new(RESPONSE_BYTES, RESPONSE_BYTES_PER_CLIENT),
             parsers: Semaphore::new(PARSERS),
         }
     }
@@ -252,7 +251,7 @@ impl Admission {
             }
             Sender::Tool => self.callback_memory.read_json(headers, body, self.body_limits).await,
             Sender::Stranger => self.sign_in_memory.read_json(headers, body, SIGN_IN).await,
-            Sender::Runtime => self.arrival_memory.read(headers, body, ARRIVAL).await,
+            Sender::Runtime => self.import_memory.read(headers, body, IMPORT).await,
         }
     }
 
@@ -264,49 +263,49 @@ impl Admission {
 
     /// Waits until a client may read and encode a page of this size. A small page needs no further permit.
     pub(super) async fn large_reader(&self, client: Client, bytes: usize) -> Option<ReaderPermit> {
-        if bytes <= SMALL_ANSWER {
+        if bytes <= SMALL_RESPONSE {
             return None;
         }
         let own = self.of_client(client, |resources| &resources.large_reader);
         Some(both(own, Arc::clone(&self.large_readers)).await)
     }
 
-    /// Returns memory for an answer, or `Err` if the answers that were not read yet use too much. A small answer needs
-    /// none. An answer that is larger than a client's share takes all of it.
-    pub(super) fn answer(&self, client: Client, bytes: usize) -> Result<Option<AnswerMemory>, NoMemory> {
-        if bytes <= SMALL_ANSWER {
+    /// Returns memory for a response, or `Err` if the responses that were not read yet use too much. A small response needs
+    /// none. A response that is larger than a client's share takes all of it.
+    pub(super) fn response(&self, client: Client, bytes: usize) -> Result<Option<ResponseMemory>, NoMemory> {
+        if bytes <= SMALL_RESPONSE {
             return Ok(None);
         }
-        self.answer_memory.take(client, bytes.min(ANSWER_BYTES_PER_CLIENT)).map(Some)
+        self.response_memory.take(client, bytes.min(RESPONSE_BYTES_PER_CLIENT)).map(Some)
     }
 
-    /// Adjusts memory to the size that an answer turned out to have.
-    pub(super) fn resize_answer(
+    /// Adjusts memory to the size that a response turned out to have.
+    pub(super) fn resize_response(
         &self,
         client: Client,
-        memory: Option<AnswerMemory>,
+        memory: Option<ResponseMemory>,
         bytes: usize,
-    ) -> Result<Option<AnswerMemory>, NoMemory> {
-        let Some(mut memory) = memory else { return self.answer(client, bytes) };
-        let bytes = bytes.min(ANSWER_BYTES_PER_CLIENT);
+    ) -> Result<Option<ResponseMemory>, NoMemory> {
+        let Some(mut memory) = memory else { return self.response(client, bytes) };
+        let bytes = bytes.min(RESPONSE_BYTES_PER_CLIENT);
         if bytes > memory.bytes() {
-            memory.merge(self.answer_memory.take(client, bytes - memory.bytes())?);
+            memory.merge(self.response_memory.take(client, bytes - memory.bytes())?);
         }
         memory.shrink(bytes);
         Ok(Some(memory))
     }
 
-    /// Like [`Admission::answer`], but waits for a limited time.
-    pub(super) async fn answer_within(
+    /// Like [`Admission::response`], but waits for a limited time.
+    pub(super) async fn response_within(
         &self,
         client: Client,
         bytes: usize,
         within: Duration,
-    ) -> Result<Option<AnswerMemory>, NoMemory> {
+    ) -> Result<Option<ResponseMemory>, NoMemory> {
         const PAUSE: Duration = Duration::from_millis(50);
         let waiting = async {
             loop {
-                match self.answer(client, bytes) {
+                match self.response(client, bytes) {
                     Ok(memory) => return memory,
                     Err(NoMemory) => tokio::time::sleep(PAUSE).await,
                 }
@@ -344,7 +343,7 @@ impl Admission {
 
 impl From<NoMemory> for ErrorResponse {
     fn from(NoMemory: NoMemory) -> Self {
-        let message = "too many large answers of this client are not read yet; read them, then try again";
+        let message = "too many large responses of this client are not read yet; read them, then try again";
         ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 }
@@ -447,41 +446,41 @@ mod tests {
     }
 
     #[test]
-    fn one_client_cannot_use_the_memory_for_all_answers() {
+    fn one_client_cannot_use_the_memory_for_all_responses() {
         let (admission, large) = (admission(), 8 * 1024 * 1024);
         let (first, second) = (Client::Configured(0), Client::Configured(1));
         let mut held = Vec::new();
-        while let Ok(memory) = admission.answer(first, large) {
+        while let Ok(memory) = admission.response(first, large) {
             held.push(memory);
         }
-        assert_eq!(held.len(), ANSWER_BYTES_PER_CLIENT / large);
-        assert!(admission.answer(second, large).is_ok());
-        assert!(admission.answer(first, SMALL_ANSWER).is_ok_and(|memory| memory.is_none()));
+        assert_eq!(held.len(), RESPONSE_BYTES_PER_CLIENT / large);
+        assert!(admission.response(second, large).is_ok());
+        assert!(admission.response(first, SMALL_RESPONSE).is_ok_and(|memory| memory.is_none()));
         held.clear();
-        assert!(admission.answer(first, large).is_ok());
+        assert!(admission.response(first, large).is_ok());
     }
 
     #[test]
-    fn the_memory_of_an_answer_follows_its_size() {
+    fn the_memory_of_a_response_follows_its_size() {
         let (admission, client, mib) = (admission(), Client::Configured(0), 1024 * 1024);
         let left = || {
-            let used = admission.answer_memory.used_by(&client);
-            assert_eq!(ANSWER_BYTES - admission.answer_memory.left(), used);
-            ANSWER_BYTES_PER_CLIENT - used
+            let used = admission.response_memory.used_by(&client);
+            assert_eq!(RESPONSE_BYTES - admission.response_memory.left(), used);
+            RESPONSE_BYTES_PER_CLIENT - used
         };
-        let memory = admission.answer(client, 8 * mib).unwrap();
-        let memory = admission.resize_answer(client, memory, mib).unwrap();
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT - mib);
-        let memory = admission.resize_answer(client, memory, 3 * mib).unwrap();
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT - 3 * mib);
-        let others = admission.answer(client, left()).unwrap();
-        assert!(admission.resize_answer(client, memory, 4 * mib).is_err(), "nothing is left");
+        let memory = admission.response(client, 8 * mib).unwrap();
+        let memory = admission.resize_response(client, memory, mib).unwrap();
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT - mib);
+        let memory = admission.resize_response(client, memory, 3 * mib).unwrap();
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT - 3 * mib);
+        let others = admission.response(client, left()).unwrap();
+        assert!(admission.resize_response(client, memory, 4 * mib).is_err(), "nothing is left");
         drop(others);
-        // A setting may allow answers that are larger than a share.
-        let whole = admission.answer(client, 10 * ANSWER_BYTES).unwrap();
+        // A setting may allow responses that are larger than a share.
+        let whole = admission.response(client, 10 * RESPONSE_BYTES).unwrap();
         assert_eq!(left(), 0);
         drop(whole);
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT);
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT);
     }
 
     #[tokio::test]
@@ -514,9 +513,9 @@ mod tests {
     /// Otherwise all reads of the store would wait for those of one client.
     #[tokio::test]
     async fn few_large_pages_are_read_at_the_same_time_and_one_of_a_client() {
-        let (admission, large) = (admission(), SMALL_ANSWER + 1);
+        let (admission, large) = (admission(), SMALL_RESPONSE + 1);
         let first = admission.large_reader(Client::Configured(0), large).await;
-        assert!(admission.large_reader(Client::Configured(0), SMALL_ANSWER).await.is_none());
+        assert!(admission.large_reader(Client::Configured(0), SMALL_RESPONSE).await.is_none());
         let mut more = Box::pin(admission.large_reader(Client::Configured(0), large));
         assert!(more.as_mut().now_or_never().is_none());
         let second = admission.large_reader(Client::Configured(1), large).await;

@@ -8,7 +8,7 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use rap_agent::{Ignored, Input, Seq, UserText, check_content};
+use rap_agent::{Ignored, Input, Seq, UserMessage, check_content};
 use rap_api::{
     Answer, Calls, CreateThread, Done, Entries, Fork, ID_CHARS, Inbox, ListedCall, Nodes, SendMessage,
     SessionUsage, Status, Subscriptions, TITLE_CHARS, Thread, ThreadOrder, Threads, Timers, Tools, Turn,
@@ -134,7 +134,7 @@ pub(super) async fn create_thread(
     let (body, received): (CreateThread, _) = read(&engine, principal.sender(), &headers, request).await?;
     let mark = idempotency(&principal, &headers, KeyScope::NewThreads, (&body, &received))?;
     let CreateThread { id, agent, user_id, title, message, content } = body;
-    let message = user_text(message, content)?;
+    let message = user_message(message, content)?;
     let id = match id {
         Some(id) => unmoved(&engine, &principal, client_thread_id(id)?).await?,
         None => new_thread_id(engine.now(), engine.world.random.next()),
@@ -154,13 +154,13 @@ pub(super) async fn create_thread(
 }
 
 /// Checks the content of a user's message. Returns `None` if there is neither a text nor further content.
-fn user_text(text: Option<String>, content: Vec<Value>) -> Result<Option<UserText>, ErrorResponse> {
+fn user_message(text: Option<String>, content: Vec<Value>) -> Result<Option<UserMessage>, ErrorResponse> {
     let content = parse_content(content).map_err(|error| ErrorResponse::invalid(error.to_string()))?;
     check_content(&content).map_err(ErrorResponse::invalid)?;
     if text.is_none() && content.is_empty() {
         return Ok(None);
     }
-    Ok(Some(UserText { text: text.unwrap_or_default(), content }))
+    Ok(Some(UserMessage { text: text.unwrap_or_default(), content }))
 }
 
 /// Refuses the id of a thread that is being moved, which may come back into use. A client that sees one user's threads
@@ -197,7 +197,7 @@ fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, ErrorRes
         return Ok(name);
     }
     let names: Vec<&str> = agents.iter().map(|agent| agent.name.as_str()).collect();
-    Err(ErrorResponse::invalid(format!("agent: no such agent; there are: {}", names.join(", "))))
+    Err(ErrorResponse::invalid(format!("agent: no such agent; configured agents: {}", names.join(", "))))
 }
 
 /// Query parameters by name.
@@ -264,7 +264,7 @@ pub(super) async fn message(
     let (body, received): (SendMessage, _) = read(&engine, principal.sender(), &headers, request).await?;
     let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), (&body, &received))?;
     let SendMessage { text, content, on_busy } = body;
-    let message = user_text(Some(text), content)?.unwrap_or_default();
+    let message = user_message(Some(text), content)?.unwrap_or_default();
     let input = Input::UserMessage { message, on_busy };
     let message = principal.message(Target::Id(thread_id(id)?), input);
     let receipt = principal.apply(&engine, Message { idempotency_key: mark, ..message }).await?;
@@ -288,7 +288,7 @@ pub(super) async fn history(
     // A large page is refused before it is read. The answer is counted when its size is known.
     let bytes = engine.store.history_bytes(&row.thread, page).await?;
     let _reader = engine.admission.large_reader(principal.client, bytes).await;
-    drop(engine.admission.answer(principal.client, bytes)?);
+    drop(engine.admission.response(principal.client, bytes)?);
     let entries = engine.store.history(&row.thread, page).await?;
     let last = entries.last().map(|(seq, _)| *seq);
     let next_after = last.filter(|seq| *seq < up_to);

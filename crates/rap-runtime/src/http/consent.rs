@@ -1,8 +1,8 @@
 //! Redirects of browsers after a sign-in at a tool server that the program around the runtime starts.
 //!
-//! Such a server listens on a port of this machine, which is another one after each start. Browsers are therefore sent to the
-//! runtime, which passes the query on. It answers with a page of its own: nothing that a tool server answers is shown at
-//! the origin of the runtime. The query contains secrets and must never be logged.
+//! Such a server listens on a port of this machine, which is another one after each start. Browsers are therefore sent
+//! to the runtime, which passes the query on. It answers with a page of its own: nothing that a tool server answers is
+//! shown at the origin of the runtime. The query contains secrets and must never be logged.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -73,8 +73,8 @@ fn end_event(end: End) -> Option<Bytes> {
     Some(frame(event.name(), &event).into())
 }
 
-/// Responds with the events of a stream until it ends, the client's token is revoked or the runtime stops. The `end` event overtakes buffered events,
-/// which the reader gets when it reconnects.
+/// Responds with the events of a stream until it ends, the client's token is revoked or the runtime stops. The `end`
+/// event overtakes buffered events, which the reader gets when it reconnects.
 fn respond<S>(
     engine: &Arc<Engine>,
     principal: Principal,

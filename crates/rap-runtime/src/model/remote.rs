@@ -29,8 +29,8 @@ pub(super) const CUT: &str = "[cut: the answer reached the model's limit]";
 pub(super) const FILTERED: &str = "[cut: the model's provider stopped the answer]";
 /// Maximum number of bytes that are read of an error body.
 const ERROR_BYTES: usize = 16 * 1024;
-/// Status of a server, or of a proxy before it, for which the body of a request is too large. A shorter prompt helps, whatever
-/// the error says.
+/// Status of a server, or of a proxy before it, for which the body of a request is too large. A shorter prompt helps,
+/// whatever the error says.
 const CONTENT_TOO_LARGE: u16 = 413;
 /// Statuses of a server that refuses the key, whatever the request is.
 const CREDENTIALS_REFUSED: [u16; 2] = [401, 403];

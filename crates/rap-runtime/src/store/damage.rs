@@ -1,7 +1,7 @@
 //! Damage in stored rows: how it is found, and what people see of it.
 //!
-//! A damaged thread is set aside: it is shown as failed with the reason, and takes no steps that need the damaged rows.
-//! Nothing of it is overwritten, so that it can be repaired.
+//! A damaged thread is quarantined (`set_aside`): it is shown as failed with the reason, and takes no steps that need
+//! the damaged rows. Nothing of it is overwritten, so that it can be repaired.
 
 use std::error::Error as StdError;
 

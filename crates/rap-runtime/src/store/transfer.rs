@@ -1,5 +1,4 @@
-//! The form in which a session moves between databases: one JSON object for each row, in a form that no database
-//! dictates.
+//! The form in which a session moves between databases: one JSON object for each row, independent of the database.
 //!
 //! A session is a sequence of records: a header, its threads with parents first, the other rows in any order, and an end
 //! record with their number. Rows name their thread by its id. JSON that is stored as text stays text, so that every

@@ -1,4 +1,5 @@
-//! Every wording of an error for a request that is too long, with a status, inside a stream and as a document, for every API.
+//! Every wording of an error for a request that is too long, with a status, inside a stream and as a document, for
+//! every API.
 
 use std::sync::Arc;
 

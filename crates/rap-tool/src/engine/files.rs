@@ -21,7 +21,7 @@ use rap_protocol::{ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedMutexGuard;
 
-use super::migration::{ArrivalRefused, WITHOUT_CALLER};
+use super::moving::{ArrivalRefused, WITHOUT_CALLER};
 use super::{Engine, lock};
 use crate::auth::Caller;
 use crate::directory::{Owner, owner_file, remove_tree};

@@ -78,8 +78,8 @@ struct Named {
     name: String,
 }
 
-/// A server with a call that never returns, one that runs again after a restart and returns only at `new`, and a subscription
-/// whose events the test sends. `label` is in what it says.
+/// A server with a call that never returns, one that runs again after a restart and returns only at `new`, and a
+/// subscription whose events the test sends. `label` is in what it says.
 fn movable(label: &'static str, events: &Arc<Semaphore>) -> ToolServer {
     let events = Arc::clone(events);
     let again = move |_: Nothing, call: Call| async move {

@@ -578,8 +578,8 @@ pub(super) fn postpone_due(
     ]
 }
 
-/// Returns the statements that make everything due that pauses for longer than its kind ever does. `hold` is the longest time
-/// for which a thread holds its input.
+/// Returns the statements that make everything due that pauses for longer than its kind ever does. `hold` is the
+/// longest time for which a thread holds its input.
 pub(super) fn end_long_pauses(now: Timestamp, longest: LongestPauses, hold: Duration) -> Vec<Statement> {
     let LongestPauses { retry, message, alert } = longest;
     let pauses = [

@@ -171,8 +171,8 @@ fn next_fork(conn: &Connection, session: SessionKey) -> rusqlite::Result<Option<
     Ok(fork.map(|(Loaded { thread, .. }, _)| thread))
 }
 
-/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads none of
-/// the copies.
+/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads
+/// none of the copies.
 fn copy_inherited(conn: &Connection, fork: &Thread) -> rusqlite::Result<()> {
     let sql = "SELECT coalesce(max(key), ?1) & 4294967295 FROM entries WHERE key > ?1 AND key <= ?2";
     let range = params![entry_key(fork.key, 0), entry_key(fork.key, fork.inherits)];

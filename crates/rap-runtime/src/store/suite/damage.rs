@@ -1,4 +1,4 @@
-//! Damaged rows: a damaged thread is set aside, all others continue, and the doctor finds the damage.
+//! Damaged rows: a damaged thread is quarantined, all others continue, and the doctor finds the damage.
 
 use rap_agent::{Input, Item, Phase, Seq};
 
