@@ -26,7 +26,7 @@ const USAGE: &str = "\
 usage: cargo xtask TASK
 
   test [-- FILTER…]  run all tests, doc tests, attacks and short storms, or the tests whose name contains a FILTER
-  test --long        the same, then 2,000 seeds of the simulation and a storm of ten minutes on each database; takes an hour
+  test --long        the same, then 2,000 seeds of the simulation, a database that is away for a minute, and a storm of ten minutes on each; takes an hour
   lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
   attack [FILTER…]   attack a runtime and a tool server on loopback; docs/security.md says with what. --weakened attacks
                      servers that accept everything, to show that this is noticed

@@ -32,7 +32,7 @@ pub(crate) fn run(filter: &[&str], length: Length) -> ExitCode {
         total = total + attacks() + storm::short();
     }
     if length == Length::Long {
-        total = total + Suite::simulation().count(&[]) + storm::long();
+        total = total + Suite::simulation().count(&[]) + Suite::away().count(&[]) + storm::long();
     }
     if total == Tally::default() {
         eprintln!("xtask: no test ran");
@@ -76,6 +76,15 @@ impl Suite {
             ["nextest", "run", "--profile", "long", "-p", "rap-runtime", "simulation::tests::all_invariants"];
         let mut suite = Self::new("cargo nextest run (simulation)", &arguments, Reporter::Nextest);
         suite.command.env("RAP_SIM_SEEDS", LONG_SEEDS);
+        suite
+    }
+
+    /// A database that is away for a minute.
+    fn away() -> Self {
+        let test = "nodes_go_on_by_themselves_after_postgres_was_away";
+        let arguments = ["nextest", "run", "--profile", "long", "-p", "rap-cli", "--test", "recovery", test];
+        let mut suite = Self::new("cargo nextest run (database away)", &arguments, Reporter::Nextest);
+        suite.command.env("RAP_AWAY_SECONDS", "60");
         suite
     }
 

@@ -5,9 +5,10 @@ use std::time::Duration;
 use rap_protocol::Timestamp;
 use serde::{Deserialize, Serialize};
 
+use crate::head::LONGEST_PAUSE;
 use crate::step::StepBuilder;
 
-const HOUR: Duration = Duration::from_secs(3600);
+const HOUR: Duration = LONGEST_PAUSE;
 const HOURLY_WAKES: (&str, &str) = ("wakes", "in this hour");
 
 /// Budget of a session.

@@ -200,11 +200,21 @@ impl StepBuilder<'_> {
     /// again in both cases.
     pub(crate) fn handle_schedule_timer(&mut self, call: &CallId) -> Result<(), Ignored> {
         let subscription = self.head.subscription(call).cloned().ok_or(Ignored::EndedSubscription)?;
-        if subscription.next.is_none_or(|next| next > self.now) {
-            return Err(Ignored::NotDue);
-        }
         let occurrence = self.facts.schedule.take();
         let next = occurrence.as_ref().map_or(NextTime::Unknown, |occurrence| occurrence.next);
+        if let Some(at) = subscription.next.filter(|at| *at > self.now) {
+            return match next {
+                // The clock was set back, and an occurrence comes earlier now.
+                NextTime::At(earlier) if earlier < at => {
+                    self.set_schedule_timer(call, earlier, subscription.next_unknown);
+                    Ok(())
+                }
+                _ => Err(Ignored::NotDue),
+            };
+        }
+        if subscription.next.is_none() {
+            return Err(Ignored::NotDue);
+        }
         let is_final = next == NextTime::Never;
         let mut full = false;
         if let Some(Occurrence { text, .. }) = occurrence
@@ -227,10 +237,14 @@ impl StepBuilder<'_> {
             NextTime::At(at) => at,
             NextTime::Unknown => self.now.plus(RESCHEDULE),
         };
+        self.set_schedule_timer(call, at, next == NextTime::Unknown);
+        Ok(())
+    }
+
+    fn set_schedule_timer(&mut self, call: &CallId, at: Timestamp, next_unknown: bool) {
         if let Some(active) = self.head.subscriptions.iter_mut().find(|active| active.id == *call) {
-            (active.next, active.next_unknown) = (Some(at), next == NextTime::Unknown);
+            (active.next, active.next_unknown) = (Some(at), next_unknown);
             self.writes.push(Write::Timer { call: call.clone(), at: Some(at) });
         }
-        Ok(())
     }
 }

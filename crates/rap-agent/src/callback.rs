@@ -14,7 +14,7 @@ use crate::{
 };
 
 /// Time after which a call whose callback was refused is settled, if no valid callback follows.
-const REFUSED_CALLBACK_GRACE: Duration = Duration::from_secs(5 * 60);
+pub(crate) const REFUSED_CALLBACK_GRACE: Duration = Duration::from_secs(5 * 60);
 /// A shorter sleep does not count as external input.
 const LONG_SLEEP: Duration = Duration::from_secs(10);
 
@@ -127,7 +127,8 @@ impl StepBuilder<'_> {
         }
         let open = self.head.open_call(call).ok_or(Ignored::SettledCall)?.clone();
         if open.timer().is_none_or(|at| at > self.now) {
-            return Err(Ignored::NotDue);
+            // The timer is due earlier than before if the clock was set back.
+            return if self.moved_timers.contains(call) { Ok(()) } else { Err(Ignored::NotDue) };
         }
         if let Some(CallbackProblem { why, settle_at }) = open.problem
             && open.until.is_none_or(|until| settle_at < until)

@@ -2,12 +2,16 @@
 //!
 //! Data that exists only in one phase belongs to that variant of [`Phase`]. `stored.rs` defines the stored form.
 
+use std::time::Duration;
+
 use rap_api::Status;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
 use crate::{InputQueue, Limits, Seq, texts};
 
+/// Longest pause of a thread: that before a failed thread retries, and that until the hour of its session's budget is over.
+pub const LONGEST_PAUSE: Duration = Duration::from_secs(3600);
 /// Number of questions that a thread keeps for each one that may be open.
 pub const KEPT_QUESTIONS: usize = 4;
 
@@ -573,6 +577,16 @@ impl Head {
         let delays_parent = self.origin.is_event() && !self.reported_idle;
         let calls = self.batch().iter().map(|call| call.since).min().filter(|_| delays_parent);
         self.held.since.into_iter().chain(calls).min()
+    }
+
+    /// Returns whether the due time has come. A due time that is further away than any pause of its kind was set before the
+    /// clock was set back; it has come too, so that no pause becomes longer than its bound.
+    pub(crate) fn is_due(&self, limits: &Limits, now: Timestamp) -> bool {
+        let longest = match &self.phase {
+            Phase::Waiting { .. } => limits.hold_max,
+            _ => LONGEST_PAUSE,
+        };
+        self.due(limits).is_some_and(|due| due <= now || due > now.plus(longest))
     }
 
     /// Returns the time at which the thread needs [`crate::Input::Due`] if no other input changes it before.

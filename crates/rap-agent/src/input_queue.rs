@@ -30,6 +30,9 @@ pub struct InputQueue {
     /// Count of messages of other threads of the session. They are not included in `inputs`.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub from_session: u64,
+    /// Count of messages of other threads of the session that were dropped because too many waited.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub dropped_from_session: u64,
     /// Time of the newest external input that those messages carry.
     #[serde(default, rename = "heard", skip_serializing_if = "is_zero_time")]
     pub external_input_at: Timestamp,

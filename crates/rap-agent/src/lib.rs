@@ -24,6 +24,7 @@ mod budget;
 mod built_in;
 mod callback;
 mod children;
+mod clock;
 mod closing;
 mod entry;
 mod facts;
@@ -56,8 +57,8 @@ pub use crate::facts::{
 };
 pub use crate::fork::{ForkPoint, ForkSearch};
 pub use crate::head::{
-    Backlog, CallbackProblem, Cause, Head, KEPT_QUESTIONS, OpenCall, Origin, Pause, PauseScope, Phase,
-    Question, QuestionKind, Server, Subscription, TurnInProgress, Usage,
+    Backlog, CallbackProblem, Cause, Head, KEPT_QUESTIONS, LONGEST_PAUSE, OpenCall, Origin, Pause,
+    PauseScope, Phase, Question, QuestionKind, Server, Subscription, TurnInProgress, Usage,
 };
 pub use crate::input::{
     BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnAnswer, TurnRetry,

@@ -270,6 +270,9 @@ limits! {
         /// Time for which a model request waits for the discovery of tools. Tools that arrive later are offered with the
         /// next request.
         discovery_wait: Duration = seconds(1), Valid::Duration;
+        /// Maximum memory of the toolsets that need more than 1 MiB, parsed or not. A tool server can have half of it, and a
+        /// toolset beyond it is refused.
+        toolset_bytes: usize = 128 * KIB * KIB, Valid::Size(32 * MIB..=64 * 1024 * MIB);
         /// Number of attempts for a model request before the turn fails.
         model_attempts: u32 = 5, Valid::Count(POSITIVE);
         /// Maximum number of concurrent requests to one model server.
@@ -278,6 +281,10 @@ limits! {
         model_timeout: Duration = minutes(10), Valid::DurationAboveZero;
         /// Maximum time without data during the answer of a model.
         model_idle_timeout: Duration = minutes(2), Valid::DurationAboveZero;
+        /// Maximum memory of all requests to models that are being sent and of all answers that are received or processed,
+        /// besides the first 256 KiB of each. A model server can have half of it. Beyond it, requests wait, and one answer
+        /// continues at a time.
+        model_answer_bytes: usize = 128 * KIB * KIB, Valid::Size(MIB..=64 * 1024 * MIB);
         /// Maximum size of a request body; at most 8MiB.
         body: usize = BODY_BYTES, Valid::Size(1024..=BODY_BYTES as u64);
         /// Maximum size of a view.

@@ -64,6 +64,8 @@ impl StatusCheck {
         let gone_since = match (answer, self.gone_since) {
             (StatusAnswer::Other, _) => None,
             (StatusAnswer::NotAlive, None) => Some(now),
+            // The clock was set back. The pause starts again, and becomes no longer.
+            (StatusAnswer::NotAlive, Some(since)) if since > now => Some(now),
             (StatusAnswer::NotAlive, Some(since)) if now.since(since) >= lost_after.pause() => {
                 return CheckResult::Lost;
             }

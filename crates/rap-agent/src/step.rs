@@ -32,6 +32,7 @@ pub fn step(
     }
     let before = Attention::of(&head);
     let mut step = StepBuilder::new(head, facts, now, limits);
+    step.correct_times(&input);
     match input {
         Input::Begin { message: None } => {}
         Input::Begin { message: Some(message) } => {
@@ -93,6 +94,8 @@ pub(crate) struct StepBuilder<'a> {
     pub(crate) dropped: u8,
     /// Time of the first failure since the last success or the last action of the user.
     pub(crate) failing_since: Option<Timestamp>,
+    /// Calls whose timers were moved because the clock was set back.
+    pub(crate) moved_timers: Vec<CallId>,
     /// True if `facts.spending` has to be stored.
     spending_changed: bool,
 }
@@ -126,11 +129,13 @@ impl<'a> StepBuilder<'a> {
             limits,
             dropped,
             failing_since,
+            moved_timers: Vec::new(),
             spending_changed: false,
         }
     }
 
     fn finish(mut self) -> Step {
+        self.write_moved_timers();
         if let Some(spending) = self.facts.spending.filter(|_| self.spending_changed) {
             self.writes.push(Write::Spending(spending));
         }
@@ -297,12 +302,16 @@ impl<'a> StepBuilder<'a> {
             }
             Queue::UntilBatchCloses => TurnReason::External,
         };
+        let dropped = held.dropped_from_session;
         let (first, count) = held.clear();
         if count == 0 {
             return None;
         }
         self.writes.push(Write::Release { queue, first, count, seq: self.head.seq + 1 });
         self.head.seq += count;
+        if dropped > 0 {
+            self.append(Item::notice(texts::messages_dropped(dropped)));
+        }
         Some(reason)
     }
 
@@ -451,10 +460,12 @@ impl<'a> StepBuilder<'a> {
     }
 
     /// Handles a message of the session. It does not count as held input, which has its own limit: messages of threads that
-    /// work together do not keep events away. If too many wait, the message is dropped, and the sender is told.
+    /// work together do not keep events away. If too many wait, the message is dropped. The sender is told, and so is this thread
+    /// when it reads the others, since the sender may be closed by then.
     fn handle_session_input(&mut self, sender: ThreadId, items: Vec<Item>, external_input_at: Timestamp) {
-        let held = &self.head.held;
+        let held = &mut self.head.held;
         if held.from_session >= HELD_FROM_SESSION.0 || held.bytes >= HELD_FROM_SESSION.1 {
+            held.dropped_from_session += 1;
             return self.send(sender, ThreadMessage::Notice { text: texts::MESSAGE_NOT_ACCEPTED.into() });
         }
         self.handle_input(items, TurnReason::Session { external_input_at });

@@ -213,6 +213,10 @@ pub(crate) fn events_dropped(call: &CallId, events: u64) -> String {
     format!("dropped waiting events of {call}: {events}")
 }
 
+pub(crate) fn messages_dropped(messages: u64) -> String {
+    format!("messages of other threads that were dropped, because too many were waiting: {messages}")
+}
+
 pub(crate) fn spawned(child: &ThreadId) -> String {
     format!(
         "thread {child} was started and works on it. Its reports will arrive as calls of {SPAWN_THREAD}; use \

@@ -4,6 +4,7 @@ use std::time::Duration;
 
 use rap_protocol::CallId;
 
+use crate::head::LONGEST_PAUSE;
 use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::{
@@ -18,7 +19,7 @@ pub(crate) struct AnswerCalls {
 }
 
 /// Shortest and longest pause before a failed thread retries.
-const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(3600));
+const RETRY_PAUSE: (Duration, Duration) = (Duration::from_secs(30), LONGEST_PAUSE);
 
 impl StepBuilder<'_> {
     pub(crate) fn handle_answer(&mut self, answer: TurnAnswer) {
@@ -154,7 +155,7 @@ impl StepBuilder<'_> {
 
     /// Handles the due time of a thread: a failed turn is retried, a pause ends, or held input is released.
     pub(crate) fn handle_due(&mut self) -> Result<(), Ignored> {
-        if self.head.due(self.limits).is_none_or(|due| due > self.now) {
+        if !self.head.is_due(self.limits, self.now) {
             return Err(Ignored::NotDue);
         }
         match self.head.phase {
@@ -174,7 +175,8 @@ impl StepBuilder<'_> {
     pub(crate) fn fail(&mut self, why: String, retry: TurnRetry) {
         // A failed turn is not counted in `turns_since_external_input`.
         self.head.turns_since_external_input = self.head.turns_since_external_input.saturating_sub(1);
-        let since = *self.failing_since.get_or_insert(self.now);
+        // If the clock was set back, the time starts again. Otherwise the thread would retry for longer than it may.
+        let since = self.failing_since.filter(|since| *since <= self.now).unwrap_or(self.now);
         let failing_for = self.now.since(since);
         let (shortest, longest) = RETRY_PAUSE;
         let in_time = failing_for < self.limits.failed_retry_for;

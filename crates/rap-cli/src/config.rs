@@ -235,9 +235,13 @@ pub enum ToolSource {
         /// Name that is unique among the servers and stays the same.
         name: String,
         /// Program to start.
-        program: ToolProgram,
+        program: Box<ToolProgram>,
         /// Bearer token that its callers send; `None` for one that is made at its first start.
         bearer: Option<Secret>,
+        /// Time in which it has to name its port.
+        start_timeout: Duration,
+        /// Key that it shares with the server of the same name of another runtime, to move the state of sessions there.
+        migration_key: Option<Secret>,
     },
 }
 

@@ -11,15 +11,17 @@ use anyhow::{Context, bail};
 use listenfd::ListenFd;
 use rap_agent::{LimitValue, Server};
 use rap_io::client::{Client, ClientLimits};
+use rap_io::secret_box::Key;
 use rap_io::serve::Signals;
-use rap_protocol::{UrlRules, redact};
+use rap_protocol::{Secret, UrlRules, redact};
 use rap_runtime::model::Model;
 use rap_runtime::{Agent, AgentModel, Database, Limits, PostgresDatabase, Runtime, Settings, ToolServer};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
+use crate::commands::tool::McpLaunch;
 use crate::config::{self, Config, Environment, Store, ToolProgram, ToolSource};
-use crate::tool_process::{Launch, ToolProcesses};
+use crate::tool_process::{Launch, START_WITHIN, ToolProcesses};
 
 /// Time within which a tool server has to accept a connection at the start. Nothing waits for it.
 const PROBE_WITHIN: Duration = Duration::from_secs(5);
@@ -151,6 +153,9 @@ fn probe(tool_servers: Vec<Url>) {
     }
 }
 
+/// Variable with the key with which a tool server moves the state of sessions; see `rap_tool::ToolServer::migrate_calls`.
+const MIGRATION_KEY: &str = "RAP_TOOL_MIGRATION_KEY";
+
 /// Returns the settings of all tool servers. Those that this program starts are added to `processes`.
 fn add_tool_servers(
     config: &Config,
@@ -172,10 +177,12 @@ fn add_tool_servers(
             callback_auth: server.callback_auth,
             ..ToolServer::new(url.as_str())
         },
-        ToolSource::Start { name, program, bearer } => {
+        ToolSource::Start { name, program, bearer, start_timeout, migration_key } => {
             let mut environment = inherited.clone();
+            let key = migration_key.iter().map(|key| (MIGRATION_KEY.to_owned(), key.expose().to_owned()));
+            environment.extend(key);
             environment.extend(consent(&format!("/command:{name}")));
-            let command = match program {
+            let command = match &**program {
                 ToolProgram::Command(command) => command.clone(),
                 ToolProgram::Shipped(run, options) => {
                     environment.extend(crate::commands::tool::secret_variables(options));
@@ -183,15 +190,19 @@ fn add_tool_servers(
                 }
             };
             let (bearer, data) = (bearer.clone(), data_directory(&config.store, bound));
-            processes.add(Launch { name: name.clone(), command, environment, bearer, data })
+            let start_within = *start_timeout;
+            let launch = Launch { name: name.clone(), command, environment, bearer, data, start_within };
+            let parse = |key: &Secret| Key::parse(key.expose()).expect("bug: the configuration was checked");
+            ToolServer { migration_key: migration_key.as_ref().map(parse), ..processes.add(launch) }
         }
     };
     let mut servers: Vec<ToolServer> = config.tool_servers.iter().map(start).collect();
     if !config.mcp_servers.is_empty() {
-        let (command, servers_variable) = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
-        let environment = inherited.into_iter().chain([servers_variable]).chain(consent("")).collect();
+        let McpLaunch { command, variables } = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
+        let environment = inherited.into_iter().chain(variables).chain(consent("")).collect();
         let (name, data) = (MCP_BRIDGE.to_owned(), data_directory(&config.store, bound));
-        let bridge = processes.add(Launch { name, command, environment, bearer: None, data });
+        let start_within = START_WITHIN;
+        let bridge = processes.add(Launch { name, command, environment, bearer: None, data, start_within });
         servers.extend(config.mcp_servers.iter().map(|server| bridge.below(server.id(), &server.name)));
     }
     Ok(servers)

@@ -19,8 +19,8 @@ use tokio::sync::watch;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, timeout};
 
-/// Time until a server has to name its port.
-const START_WITHIN: Duration = Duration::from_secs(30);
+/// Time in which a server has to name its port, unless its configuration says otherwise.
+pub const START_WITHIN: Duration = Duration::from_secs(30);
 /// Time in which a server that has closed its stdout usually ends.
 const END_WITHIN: Duration = Duration::from_secs(1);
 /// Time between SIGTERM and SIGKILL.
@@ -45,13 +45,23 @@ pub struct Launch {
     pub bearer: Option<Secret>,
     /// Parent of the servers' data directories.
     pub data: PathBuf,
+    /// Time in which it has to name its port.
+    pub start_within: Duration,
+}
+
+/// A server that is kept running once it is started.
+struct Server {
+    name: String,
+    program: Program,
+    start_within: Duration,
+    state: watch::Sender<ServerState>,
 }
 
 /// The tool servers that this program starts.
 #[derive(Default)]
 pub struct ToolProcesses {
     stop: watch::Sender<bool>,
-    waiting: Vec<(String, Program, watch::Sender<ServerState>)>,
+    waiting: Vec<Server>,
     tasks: Vec<JoinHandle<()>>,
 }
 
@@ -68,7 +78,8 @@ impl ToolProcesses {
             Ok(environment) => {
                 let program = Program::new(&launch.command[0]).args(&launch.command[1..]);
                 let program = program.envs(environment).grace(STOP_WITHIN);
-                self.waiting.push((launch.name, program, state));
+                let (name, start_within) = (launch.name, launch.start_within);
+                self.waiting.push(Server { name, program, start_within, state });
             }
             Err(why) => {
                 let why = format!("{} cannot be started: {why}", launch.name);
@@ -82,9 +93,9 @@ impl ToolProcesses {
 
     /// Starts all servers in the background.
     pub fn start(&mut self) {
-        for (name, program, state) in self.waiting.drain(..) {
+        for server in self.waiting.drain(..) {
             let stop = self.stop.subscribe();
-            self.tasks.push(tokio::spawn(keep_running(name, program, state, stop)));
+            self.tasks.push(tokio::spawn(keep_running(server, stop)));
         }
     }
 
@@ -138,12 +149,8 @@ fn environment(launch: &Launch, token: &Secret, data: &Path) -> Vec<(String, Str
 }
 
 /// Starts a server again and again, until this program stops.
-async fn keep_running(
-    name: String,
-    program: Program,
-    state: watch::Sender<ServerState>,
-    mut stop: watch::Receiver<bool>,
-) {
+async fn keep_running(server: Server, mut stop: watch::Receiver<bool>) {
+    let Server { name, program, state, .. } = &server;
     let mut pause = FIRST_PAUSE;
     loop {
         let began = Instant::now();
@@ -154,7 +161,7 @@ async fn keep_running(
         };
         let why = match spawned {
             Err(error) => format!("{name} cannot be started: {error}"),
-            Ok(tree) => match run(&name, tree, &state, &mut stop).await {
+            Ok(tree) => match run(&server, tree, &mut stop).await {
                 Some(why) => format!("{name} {why}"),
                 None => return,
             },
@@ -172,20 +179,16 @@ async fn keep_running(
 }
 
 /// Runs a server until it ends. Returns why, or `None` if this program stops.
-async fn run(
-    name: &str,
-    mut tree: ProcessTree,
-    state: &watch::Sender<ServerState>,
-    stop: &mut watch::Receiver<bool>,
-) -> Option<String> {
+async fn run(server: &Server, mut tree: ProcessTree, stop: &mut watch::Receiver<bool>) -> Option<String> {
+    let Server { name, state, .. } = server;
     if let Some(stderr) = tree.take_stderr() {
-        tokio::spawn(log_lines(name.to_owned(), BufReader::new(stderr)));
+        tokio::spawn(log_lines(name.clone(), BufReader::new(stderr)));
     }
     let stdout = tree.take_stdout().map(BufReader::new);
     let why = tokio::select! {
         biased;
         _ = stop.wait_for(|stop| *stop) => None,
-        why = serve(name, &mut tree, stdout, state) => Some(why),
+        why = serve(server, &mut tree, stdout) => Some(why),
     };
     // Its port is free now. Whoever takes it must not get the requests of this server, with its token.
     if let Some(why) = &why {
@@ -197,24 +200,24 @@ async fn run(
 
 /// Waits for the port and then for the end of a server. Returns why it ended.
 async fn serve(
-    name: &str,
+    server: &Server,
     tree: &mut ProcessTree,
     stdout: Option<BufReader<impl AsyncRead + Unpin + Send + 'static>>,
-    state: &watch::Sender<ServerState>,
 ) -> String {
+    let Server { name, start_within, state, .. } = server;
     let Some(mut stdout) = stdout else { return "has no output".into() };
     let port = tokio::select! {
-        port = timeout(START_WITHIN, read_port(&mut stdout)) => port,
+        port = timeout(*start_within, read_port(&mut stdout)) => port,
         ended = tree.wait() => return format!("ended before it named its port: {}", described(ended)),
     };
     let port = match port {
         Ok(Ok(port)) => port,
         Ok(Err(why)) => return ended_or(tree, why).await,
-        Err(_) => return format!("did not name its port within {START_WITHIN:?}"),
+        Err(_) => return format!("did not name its port within {start_within:?}"),
     };
     tracing::info!(server = name, port, pid = tree.id(), "the tool server runs");
     state.send_replace(ServerState::Running { port });
-    tokio::spawn(log_lines(name.to_owned(), stdout));
+    tokio::spawn(log_lines(name.clone(), stdout));
     format!("ended: {}", described(tree.wait().await))
 }
 

@@ -24,6 +24,8 @@ pub mod exposure;
 #[cfg(feature = "server")]
 pub mod hashing;
 #[cfg(feature = "server")]
+pub mod introspection;
+#[cfg(feature = "server")]
 pub mod keyring;
 #[cfg(feature = "server")]
 pub mod lock;
@@ -31,6 +33,8 @@ pub mod lock;
 pub mod log;
 #[cfg(feature = "server")]
 pub mod metrics;
+#[cfg(feature = "server")]
+pub mod moving;
 #[cfg(feature = "server")]
 pub mod oauth;
 #[cfg(feature = "server")]

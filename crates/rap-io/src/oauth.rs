@@ -164,7 +164,7 @@ impl AccessTokens {
     }
 }
 
-fn form_encoded(text: &str) -> String {
+pub(crate) fn form_encoded(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 

@@ -91,22 +91,40 @@ pub fn after_attempt(outcome: Outcome, attempt: Attempt, policy: &RetryPolicy) -
         Outcome::Answered { status, .. } => return Next::Refused { status },
         Outcome::NoAnswer => None,
     };
-    let deadline = attempt.since.plus(policy.give_up_after);
-    if attempt.number >= policy.attempts || attempt.now >= deadline {
+    let left = policy.give_up_after.saturating_sub(elapsed(attempt, policy));
+    if attempt.number >= policy.attempts || left.is_zero() {
         return Next::GaveUp;
     }
     let requested = retry_after.unwrap_or_default().min(policy.longest_pause);
     let pause = pause(attempt, policy).max(requested);
     // The last attempt is made at the deadline itself, so that the whole retry period is used.
-    Next::Retry { at: attempt.now.plus(pause).min(deadline) }
+    Next::Retry { at: attempt.now.plus(pause.min(left)) }
 }
 
-/// Pause after an attempt: doubles with every attempt, with a jitter of plus or minus 25 %.
+/// Returns the time since the first attempt. If the clock was set back since then, this is the time that the attempts took at least.
+fn elapsed(attempt: Attempt, policy: &RetryPolicy) -> Duration {
+    if attempt.now >= attempt.since {
+        return attempt.now.since(attempt.since);
+    }
+    let (mut pause, mut left) = (policy.first_pause, attempt.number.saturating_sub(1));
+    let mut pauses = Duration::ZERO;
+    while left > 0 && !pause.is_zero() && pause < policy.longest_pause {
+        pauses += pause;
+        pause = pause.saturating_mul(2);
+        left -= 1;
+    }
+    pauses.saturating_add(policy.longest_pause.saturating_mul(left)).mul_f64(1.0 - JITTER)
+}
+
+/// Share of a pause by which it may be shorter or longer.
+const JITTER: f64 = 0.25;
+
+/// Pause after an attempt: doubles with every attempt, with a jitter.
 fn pause(attempt: Attempt, policy: &RetryPolicy) -> Duration {
     let doublings = attempt.number.saturating_sub(1).min(30);
     let plain = policy.first_pause.saturating_mul(1 << doublings).min(policy.longest_pause);
     let spread = f64::from(attempt.jitter) / f64::from(u32::MAX);
-    plain.mul_f64(0.75 + spread / 2.0)
+    plain.mul_f64(1.0 - JITTER + spread * 2.0 * JITTER)
 }
 
 #[cfg(test)]
@@ -176,5 +194,19 @@ mod tests {
         assert_eq!(after(503, 2, 60_000), Next::GaveUp);
         assert_eq!(after(503, 8, 1), Next::GaveUp);
         assert_eq!(after(200, 9, 99_999), Next::Done);
+    }
+
+    /// Otherwise a message would be retried for as long as the clock was set back.
+    #[test]
+    fn the_retry_period_ends_although_the_clock_was_set_back() {
+        let after = |number: u32| {
+            let attempt = Attempt { number, since: Timestamp(86_400_000), now: Timestamp(0), jitter: MIDDLE };
+            after_attempt(Outcome::NoAnswer, attempt, &RetryPolicy { attempts: u32::MAX, ..POLICY })
+        };
+        assert_eq!(after(1), Next::Retry { at: Timestamp(400) });
+        let last = (1..100).take_while(|number| after(*number) != Next::GaveUp).last();
+        // The pauses of 0.4, 0.8, 1.6, 3.2, 6.4 and then 10 seconds are at least three quarters of that.
+        assert_eq!(last, Some(12));
+        assert!(matches!(after(12), Next::Retry { at: Timestamp(5_690..=5_700) }), "{:?}", after(12));
     }
 }

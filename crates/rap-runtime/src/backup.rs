@@ -8,10 +8,8 @@ use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
 
-use rap_io::sqlite::open_for_reading;
-
 use crate::settings::Database;
-use crate::store::sqlite::sibling_path;
+use crate::store::sqlite::{copy_snapshot, sibling_path};
 
 /// Reason why there is no backup.
 #[derive(Debug, thiserror::Error)]
@@ -40,7 +38,7 @@ pub enum BackupError {
     },
     /// The database cannot be copied.
     #[error("the database cannot be copied: {0}")]
-    Sqlite(#[from] rusqlite::Error),
+    Copy(#[source] Box<dyn std::error::Error + Send + Sync>),
     /// The copy is not valid.
     #[error("the copy of the database is damaged: {0}")]
     Damaged(String),
@@ -80,7 +78,10 @@ pub fn backup(database: &Database, to: &Path) -> Result<Backup, BackupError> {
 fn write(database: &Path, key: &Path, draft: &Path, to: &Path, key_copy: &Path) -> Result<u64, BackupError> {
     // The copy contains whole conversations, so nobody else may read it. SQLite accepts an empty file.
     new_file(draft)?;
-    copy(database, draft)?;
+    let problem = copy_snapshot(database, draft).map_err(BackupError::Copy)?;
+    if let Some(problem) = problem {
+        return Err(BackupError::Damaged(problem));
+    }
     let file = File::open(draft).map_err(failed(draft))?;
     file.sync_all().map_err(failed(draft))?;
     let bytes = file.metadata().map_err(failed(draft))?.len();
@@ -91,21 +92,6 @@ fn write(database: &Path, key: &Path, draft: &Path, to: &Path, key_copy: &Path) 
     let directory = to.parent().filter(|parent| !parent.as_os_str().is_empty()).unwrap_or(Path::new("."));
     File::open(directory).and_then(|directory| directory.sync_all()).map_err(failed(directory))?;
     Ok(bytes)
-}
-
-/// Copies one snapshot of the database, and checks the copy.
-fn copy(database: &Path, draft: &Path) -> Result<(), BackupError> {
-    let source = open_for_reading(database)?;
-    let path = draft.to_str().ok_or_else(|| {
-        let source = io::Error::new(io::ErrorKind::InvalidInput, "the path is not valid UTF-8");
-        BackupError::Io { path: draft.to_owned(), source }
-    })?;
-    // It writes nothing but the new file.
-    source.pragma_update(None, "query_only", false)?;
-    source.execute("VACUUM INTO ?1", [path])?;
-    let copied = rusqlite::Connection::open(draft)?;
-    let check: String = copied.query_row("PRAGMA quick_check(1)", [], |row| row.get(0))?;
-    if check == "ok" { Ok(()) } else { Err(BackupError::Damaged(check)) }
 }
 
 /// Creates a file that only its owner can read.

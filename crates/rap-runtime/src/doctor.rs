@@ -3,18 +3,16 @@
 //! All tables are read once, in one snapshot. Memory grows with the number of threads and open calls, not with their
 //! histories.
 
-mod rows;
-
 use std::collections::{BTreeMap, HashMap, HashSet};
+use std::path::PathBuf;
 
 use rap_agent::{Entry, Head, Seq, ThreadMessage};
 use serde::Serialize;
 use serde_json::Value;
 
 use crate::settings::Database;
-use rows::{Cell, Source, Table};
-
-pub use rows::DoctorError;
+use crate::store::PostgresError;
+use crate::store::raw_rows::{Cell, RawRows, Table};
 
 /// Maximum number of findings that are described. Further ones are counted.
 const FINDINGS: usize = 1_000;
@@ -24,6 +22,38 @@ const CLOSE: &str = "close the thread, or cancel the call, and ask again";
 const LEFTOVER: &str = "nothing reads these rows; they can stay";
 const BACKUP: &str = "stop the runtime, copy the files of the database, and restore a backup; \
                       `rap export --all` saves the sessions that can be read";
+
+/// Reason why a database cannot be examined.
+#[derive(Debug, thiserror::Error)]
+pub enum DoctorError {
+    /// There is no such file.
+    #[error("there is no database {}", .0.display())]
+    NoFile(PathBuf),
+    /// The file cannot be opened, or is not a database of the runtime.
+    #[error("cannot read the database {}: {source}", path.display())]
+    File {
+        /// Path of the database.
+        path: PathBuf,
+        /// The error of the database.
+        source: Box<dyn std::error::Error + Send + Sync>,
+    },
+    /// The file has none of the tables.
+    #[error("{} has no tables of rap: no runtime has used it, or it could not make them", .0.display())]
+    Empty(PathBuf),
+    /// The Postgres database cannot be used.
+    #[error(transparent)]
+    Postgres(#[from] PostgresError),
+    /// A newer release has written the database.
+    #[error(
+        "the database has schema version {found}, and this release knows only {known}: use the newer release"
+    )]
+    Newer {
+        /// Version of the database.
+        found: i64,
+        /// Newest version that this release knows.
+        known: i64,
+    },
+}
 
 /// Damage in a database, and advice.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -62,7 +92,7 @@ impl Report {
 
 /// Examines a database. Blocks while a file is read.
 pub async fn examine(database: &Database) -> Result<Report, DoctorError> {
-    let mut source = Source::open(database).await?;
+    let mut source = RawRows::open(database).await?;
     let mut examination = Examination::default();
     for problem in source.check_file() {
         examination.find("file", None, problem, BACKUP);

@@ -20,6 +20,7 @@ mod page;
 mod principal;
 mod query;
 mod session;
+mod started;
 mod stream;
 mod tokens;
 
@@ -57,6 +58,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .merge(client)
         .merge(open)
         .route("/callback/{token}", post(callback::callback))
+        .route("/started/{server}/{path}", post(started::import))
         .fallback(async || ErrorResponse::new(StatusCode::NOT_FOUND, "not_found", "no such path"))
         .method_not_allowed_fallback(async || {
             ErrorResponse::new(

@@ -15,7 +15,7 @@ use crate::store::{Thread, ThreadKey, ViewKey};
 /// Number of events that a listener may lag behind before it is dropped.
 const MAX_LAG: usize = 1024;
 /// Maximum number of new children that an event names. A listener that is behind is not told about the others.
-const MAX_CHILDREN: usize = 100;
+pub(crate) const MAX_CHILDREN: usize = 100;
 
 /// Changes of a thread that a listener does not find out by reading its head and its new entries.
 #[derive(Debug, Clone, Default)]
@@ -41,6 +41,7 @@ impl Changes {
                 _ => {}
             }
         }
+        changes.children.truncate(MAX_CHILDREN);
         changes
     }
 

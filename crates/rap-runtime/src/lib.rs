@@ -18,6 +18,7 @@ mod hub;
 mod instruction_counts;
 #[doc(hidden)]
 pub mod measure;
+mod memory;
 pub mod model;
 mod outgoing;
 mod page;

@@ -19,6 +19,7 @@ mod fleet;
 mod listing;
 mod message_queue;
 pub(crate) mod postgres;
+pub(crate) mod raw_rows;
 pub(crate) mod sqlite;
 pub(crate) mod stored;
 #[cfg(test)]
@@ -29,6 +30,7 @@ mod work;
 
 use std::collections::HashMap;
 use std::sync::Arc;
+use std::time::Duration;
 
 use async_trait::async_trait;
 use rap_agent::{Cause, Entry, Ignored, Input, Limits, LostAfter, Seq, Status, StatusCheck, Step, Usage};
@@ -58,8 +60,8 @@ pub(crate) use sqlite::SqliteStore;
 pub(crate) use thread::{NewThread, SessionKey, Thread, ThreadKey, new_thread_id};
 pub(crate) use transfer::Transfer;
 pub(crate) use work::{
-    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, OutboxKey, OutboxMessage, Timer, Work,
-    WorkKey, WorkKind, WorkQueue,
+    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, LongestPauses, OutboxKey, OutboxMessage,
+    Timer, Work, WorkKey, WorkKind, WorkQueue,
 };
 
 /// An error of the store.
@@ -231,6 +233,16 @@ impl StepSettings {
         self.agent_limits.get(agent).unwrap_or(&self.limits)
     }
 
+    /// Returns the longest time for which a thread holds its input.
+    pub(crate) fn longest_hold(&self) -> Duration {
+        self.agent_limits
+            .values()
+            .chain([&self.limits])
+            .map(|limits| limits.hold_max)
+            .max()
+            .unwrap_or_default()
+    }
+
     /// Returns the destination of an agent's model requests. It is empty for an agent that is no longer configured.
     pub(crate) fn model_server(&self, agent: &str) -> &str {
         self.model_servers.get(agent).map_or("", String::as_str)
@@ -387,6 +399,8 @@ pub(crate) trait Store: Transfer {
         now: Timestamp,
         at: Timestamp,
     ) -> Result<(), Error>;
+    /// Makes everything due that pauses for longer than its kind ever does, because the clock was set back meanwhile.
+    async fn end_long_pauses(&self, now: Timestamp, longest: LongestPauses) -> Result<(), Error>;
     /// Returns the time of the first retry or timer after a time.
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error>;
 

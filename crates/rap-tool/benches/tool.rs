@@ -6,8 +6,10 @@
 use std::time::Duration;
 
 use rap_testkit::bench::{self, BenchResult, Figure, Scale};
-use rap_tool::measure::{Sizes, deliveries, in_turns, start, subscriptions};
+use rap_tool::measure::{Sizes, deliveries, delivery_delays, in_turns, start, subscriptions};
 
+/// Maximum median time from the end of a handler to the callback with its result.
+const DELIVERY_DELAY: Duration = Duration::from_millis(2);
 /// Maximum memory of the idle subscriptions.
 const SUBSCRIPTION_BYTES: u64 = 200_000_000;
 
@@ -21,6 +23,7 @@ const FULL: Sizes = Sizes {
     round: Duration::from_millis(500),
     subscriptions: 100_000,
     deliveries: 50_000,
+    delays: 1_000,
 };
 
 const SMALL: Sizes = Sizes {
@@ -29,6 +32,7 @@ const SMALL: Sizes = Sizes {
     round: Duration::from_millis(50),
     subscriptions: 200,
     deliveries: 200,
+    delays: 20,
 };
 
 #[tokio::main]
@@ -52,6 +56,7 @@ async fn measure(scale: Scale) -> BenchResult<()> {
     drop((router, tool));
     eprintln!("{} results …", sizes.deliveries);
     let delivered = deliveries(&data.join("echo"), sizes.deliveries).await?;
+    let delays = delivery_delays(&data.join("time"), sizes.delays).await?;
     eprintln!("{} subscriptions …", sizes.subscriptions);
     let subscribed = subscriptions(&data.join("wait"), sizes.subscriptions).await?;
 
@@ -61,6 +66,7 @@ async fn measure(scale: Scale) -> BenchResult<()> {
     router_64.print("router with an empty handler, 64 connections");
     hold_1.print("durable invocations, 1 connection");
     hold_64.print("durable invocations, 64 connections");
+    delays.print("from the end of a handler to its callback");
     println!("{:<52} {delivered:>10.0}", "results delivered (accepted, run, acknowledged)");
     println!();
     let share = 100.0 * hold_64.per_second / router_64.per_second;
@@ -68,7 +74,9 @@ async fn measure(scale: Scale) -> BenchResult<()> {
     println!(
         "at 64 connections: {share:.0} % of the bare router (at least 25), p99 {slower:.1} times (at most 5)"
     );
+    let delay = delays.p50;
+    println!("a result arrives {delay:.1?} after the end of its handler (at most {DELIVERY_DELAY:?})");
     let [taken, most] = [subscribed, SUBSCRIPTION_BYTES].map(|bytes| bytes / 1_000_000);
     println!("{} idle subscriptions: {taken} MB (at most {most})", sizes.subscriptions);
-    scale.check(&[share >= 25.0, slower <= 5.0, subscribed <= SUBSCRIPTION_BYTES])
+    scale.check(&[share >= 25.0, slower <= 5.0, delay <= DELIVERY_DELAY, subscribed <= SUBSCRIPTION_BYTES])
 }

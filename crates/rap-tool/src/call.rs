@@ -40,9 +40,8 @@ struct Inner {
     seq: CallSeq,
     id: CallId,
     thread: Thread,
-    tool: Arc<str>,
-    scrubs: bool,
-    ancestors: Vec<ThreadId>,
+    offered: Arc<Offered>,
+    ancestors: Box<[ThreadId]>,
     user_id: Option<UserId>,
     trace: Option<TraceContext>,
     identity: [u8; 32],
@@ -121,7 +120,7 @@ impl Call {
         engine: Arc<Engine>,
         run: Arc<Run>,
         thread: Thread,
-        offered: &Offered,
+        offered: Arc<Offered>,
         stored: &mut StoredCall,
     ) -> Self {
         let inner = Inner {
@@ -130,9 +129,8 @@ impl Call {
             seq: stored.seq,
             id: stored.id.clone(),
             thread,
-            tool: Arc::clone(&offered.name),
-            scrubs: offered.tool.scrubs(),
-            ancestors: std::mem::take(&mut stored.ancestors),
+            offered,
+            ancestors: std::mem::take(&mut stored.ancestors).into(),
             user_id: stored.user_id.take(),
             trace: stored.trace,
             identity: stored.identity,
@@ -148,7 +146,7 @@ impl Call {
 
     /// Returns the name of the tool that was called.
     pub fn tool(&self) -> &str {
-        &self.inner.tool
+        self.inner.offered.tool.name()
     }
 
     /// Returns the thread that made the call.
@@ -359,7 +357,7 @@ impl Call {
 
     /// Returns the scrubber of the tool's output; `None` if the tool has turned scrubbing off.
     pub(crate) fn scrubber(&self) -> Option<Arc<Scrubber>> {
-        self.inner.scrubs.then(|| Arc::clone(&self.inner.engine.scrubber))
+        self.inner.offered.tool.scrubs().then(|| Arc::clone(&self.inner.engine.scrubber))
     }
 
     /// Scrubs output of the handler. Boxed to keep the future of an idle subscription small.

@@ -26,6 +26,7 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use futures_util::future::BoxFuture;
+use futures_util::task::AtomicWaker;
 use rap_io::lock::DirLock;
 use rap_io::validation::Validations;
 use rap_io::writer::{Error as WriteError, JobClass, Writer};
@@ -69,7 +70,6 @@ pub(crate) type CloseHook = Arc<dyn Fn(Thread) -> BoxFuture<'static, Result<(), 
 
 /// A tool and the compiled schema of its arguments.
 pub(crate) struct Offered {
-    pub(crate) name: Arc<str>,
     pub(crate) tool: Tool,
     pub(crate) schema: rap_protocol::InputSchema,
 }
@@ -127,6 +127,8 @@ pub(crate) struct Engine {
     outgoing: Outgoing,
     clock: Clock,
     runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
+    /// Notified when a handler has ended.
+    run_ended: Notify,
     deadlines: Mutex<deadlines::Deadlines>,
     /// Notified when there is an earlier deadline than before.
     deadline_changed: Notify,
@@ -159,10 +161,12 @@ pub(crate) struct Run {
     stopped: OnceLock<StopCause>,
     /// Notified when something happens that the handler may wait for: an answer, room in the outbox, a cancellation.
     pub(crate) changed: Notify,
+    /// The task of the handler. It is woken when the handler is stopped and when the server stops.
+    task: AtomicWaker,
     /// Counts the run against `Limits::calls` or, once confirmed, against `Limits::subscriptions`.
     permit: Mutex<Option<Permit>>,
     /// Counts large arguments, which the handler has in memory.
-    _arguments: Option<Permit>,
+    _arguments: Option<Box<Permit>>,
     seq: OnceLock<CallSeq>,
     /// Number of choices that the handler has asked for.
     pub(crate) choices_asked: AtomicU32,
@@ -175,8 +179,9 @@ impl Run {
         Arc::new(Run {
             stopped: OnceLock::new(),
             changed: Notify::new(),
+            task: AtomicWaker::new(),
             permit: Mutex::new(permit),
-            _arguments: arguments,
+            _arguments: arguments.map(Box::new),
             seq: OnceLock::new(),
             choices_asked: AtomicU32::new(0),
             sign_ins: AtomicU32::new(0),
@@ -187,6 +192,7 @@ impl Run {
     fn stop(&self, cause: StopCause) {
         if self.stopped.set(cause).is_ok() {
             self.changed.notify_waiters();
+            self.task.wake();
         }
     }
 
@@ -221,12 +227,6 @@ impl Run {
             }
             changed.await;
         }
-    }
-
-    /// Resolves `grace` after the run was stopped.
-    async fn stopped_for(&self, grace: Duration) {
-        self.stopped().await;
-        Box::pin(tokio::time::sleep(grace)).await;
     }
 }
 
@@ -413,6 +413,7 @@ impl Engine {
     /// `Limits::stop_within` to finish. The journal keeps everything that was accepted.
     pub(crate) async fn shut_down(self: &Arc<Self>) {
         self.stopping.cancel();
+        self.wake_runs();
         self.tasks.close();
         if tokio::time::timeout(self.limits.stop_within, self.tasks.wait()).await.is_err() {
             tracing::warn!(
@@ -421,6 +422,7 @@ impl Engine {
             );
         }
         self.ended.cancel();
+        self.wake_runs();
         // Handlers that block their thread cannot be dropped, so the server does not wait for them.
         if tokio::time::timeout(Duration::from_secs(1), self.tasks.wait()).await.is_err() {
             tracing::warn!("a handler blocks its thread and could not be stopped");
@@ -435,6 +437,7 @@ impl Engine {
     pub(crate) async fn crash(&self) {
         self.stopping.cancel();
         self.ended.cancel();
+        self.wake_runs();
         self.tasks.close();
         self.tasks.wait().await;
         self.writer.close().await;

@@ -39,9 +39,8 @@ impl ToolsetSource {
             serde_json::to_vec(&toolset).map_err(|error| ServeError::Toolset(error.to_string()))?;
         parse_toolset(&manifest).map_err(|invalid| ServeError::Toolset(invalid.to_string()))?;
         let schemas = toolset.tools.into_iter().map(|tool| tool.input_schema);
-        let offered = |(tool, schema): (Tool, _)| {
-            (tool.name().to_owned(), Arc::new(Offered { name: tool.name().into(), tool, schema }))
-        };
+        let offered =
+            |(tool, schema): (Tool, _)| (tool.name().to_owned(), Arc::new(Offered { tool, schema }));
         let tools = tools.into_iter().zip(schemas).map(offered).collect();
         let versions = self.accepts.iter().cloned().chain([version]).collect();
         Ok(Offer { manifest: manifest.into(), versions, tools })

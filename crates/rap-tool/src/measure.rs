@@ -2,9 +2,9 @@
 //! the public API.
 
 use std::path::Path;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::{Arc, Mutex, MutexGuard};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use axum::body::Bytes;
@@ -24,6 +24,8 @@ pub struct Sizes {
     pub round: Duration,
     pub subscriptions: u64,
     pub deliveries: u64,
+    /// Number of results whose delay is measured.
+    pub delays: u64,
 }
 
 #[derive(Deserialize, JsonSchema)]
@@ -60,6 +62,7 @@ async fn serve(role: &str, data: &str) -> BenchResult<()> {
     let server = ToolServer::new("bench")
         .tool("hold", |_: Nothing, _: Call| std::future::pending::<Result<&str>>())
         .tool("echo", |_: Nothing, _: Call| async { Ok("echo") })
+        .tool("time", |_: Nothing, _: Call| async { Ok(nanoseconds().to_string()) })
         .subscription("wait", |_: Nothing, subscribe: Subscribe| async move {
             let _subscription = subscribe.confirm("").await?;
             std::future::pending().await
@@ -157,19 +160,60 @@ impl Client {
     }
 }
 
+/// Wall clock, which all processes of a measurement share.
+fn nanoseconds() -> u64 {
+    let since = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
+    u64::try_from(since.as_nanos()).unwrap_or(u64::MAX)
+}
+
+/// Callbacks that a runtime has received.
+#[derive(Default)]
+struct Received {
+    count: AtomicU64,
+    /// Times between the end of the handler and the callback, for results of the tool `time`.
+    delays: Mutex<Vec<Duration>>,
+}
+
+impl Received {
+    fn take(&self, body: &[u8]) {
+        let now = nanoseconds();
+        if let Ok(result) = serde_json::from_slice::<TextResult>(body)
+            && let Ok(ended) = result.text.parse::<u64>()
+        {
+            self.delays().push(Duration::from_nanos(now.saturating_sub(ended)));
+        }
+        self.count.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn delays(&self) -> MutexGuard<'_, Vec<Duration>> {
+        self.delays.lock().expect("bug: nothing panics under this lock")
+    }
+
+    async fn until(&self, count: u64) {
+        while self.count.load(Ordering::Relaxed) < count {
+            tokio::time::sleep(Duration::from_millis(5)).await;
+        }
+    }
+}
+
+#[derive(Deserialize)]
+struct TextResult {
+    text: String,
+}
+
 /// A runtime that accepts and counts all callbacks.
-async fn runtime() -> BenchResult<(String, Arc<AtomicU64>)> {
-    let taken = Arc::new(AtomicU64::new(0));
-    let counter = Arc::clone(&taken);
-    let take = move |_: Bytes| {
-        counter.fetch_add(1, Ordering::Relaxed);
+async fn runtime() -> BenchResult<(String, Arc<Received>)> {
+    let received = Arc::new(Received::default());
+    let receiver = Arc::clone(&received);
+    let take = move |body: Bytes| {
+        receiver.take(&body);
         std::future::ready(())
     };
     let listener = TcpListener::bind("127.0.0.1:0").await?;
     let url = format!("http://{}/callback", listener.local_addr()?);
     let router = Router::new().route("/callback", post(take));
     tokio::spawn(async move { axum::serve(listener, router).await });
-    Ok((url, taken))
+    Ok((url, received))
 }
 
 /// Sends `count` invocations from 64 connections.
@@ -191,31 +235,39 @@ async fn invoke_all(server: &Server, operation: &'static str, count: u64, url: &
     Ok(())
 }
 
-async fn until(taken: &AtomicU64, count: u64) {
-    while taken.load(Ordering::Relaxed) < count {
-        tokio::time::sleep(Duration::from_millis(5)).await;
-    }
-}
-
 /// Returns the rate of results that are accepted, run and delivered.
 pub async fn deliveries(data: &Path, count: u64) -> BenchResult<f64> {
     let server = start("tool", data)?;
-    let (url, taken) = runtime().await?;
+    let (url, received) = runtime().await?;
     let begun = Instant::now();
     invoke_all(&server, "echo", count, &url).await?;
-    until(&taken, count).await;
+    received.until(count).await;
     Ok(count as f64 / begun.elapsed().as_secs_f64())
+}
+
+/// Returns the times from the end of a handler to the callback with its result, one call after the other.
+pub async fn delivery_delays(data: &Path, count: u64) -> BenchResult<Figure> {
+    let server = start("tool", data)?;
+    let (url, received) = runtime().await?;
+    let mut client = Client::connect(&server.url).await?;
+    let begun = Instant::now();
+    for number in 0..count {
+        client.invoke("time", &number.to_string(), &url).await?;
+        received.until(number + 1).await;
+    }
+    let delays = std::mem::take(&mut *received.delays());
+    Ok(Figure::of(delays, begun.elapsed()))
 }
 
 /// Returns the memory growth of the server with `count` idle subscriptions.
 pub async fn subscriptions(data: &Path, count: u64) -> BenchResult<u64> {
     let server = start("tool", data)?;
-    let (url, taken) = runtime().await?;
+    let (url, received) = runtime().await?;
     let mut first = Client::connect(&server.url).await?;
     first.invoke("wait", "first", &url).await?;
-    until(&taken, 1).await;
+    received.until(1).await;
     let before = resident_bytes(server.id())?;
     invoke_all(&server, "wait", count, &url).await?;
-    until(&taken, count + 1).await;
+    received.until(count + 1).await;
     Ok(resident_bytes(server.id())?.saturating_sub(before))
 }

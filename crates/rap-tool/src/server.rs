@@ -220,10 +220,10 @@ impl ToolServer {
     /// the same tools and the same key, which is 64 hexadecimal digits or the base64 of 32 bytes. The toolset then says
     /// `needsMigration`. With a hook ([`ToolServer::migrate`]), the hook runs first.
     ///
-    /// At the destination a call continues as after a restart: a subscription resumes with its cursor, a
-    /// [`Tool::restartable`](crate::Tool::restartable) call runs again, and any other gets an error that says that its outcome
-    /// is unknown. It belongs to the caller with the same token or name, or to the only one that the server has. Questions
-    /// to users do not move.
+    /// At the destination a call continues as after a restart: a subscription resumes with its cursor, and a
+    /// [`Tool::restartable`](crate::Tool::restartable) call runs again. Any other call that is running has
+    /// [`Limits::stop_within`] to return, and its result moves; if it does not, the session does not move. A call belongs to
+    /// the caller with the same token or name, or to the only one that the server has. Questions to users do not move.
     #[must_use]
     pub fn migrate_calls(mut self, key: impl Into<String>) -> Self {
         self.migration_key = Some(Secret::new(key));

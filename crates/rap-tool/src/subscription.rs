@@ -2,6 +2,7 @@
 
 use std::fmt;
 use std::ops::Deref;
+use std::sync::OnceLock;
 
 use rap_protocol::limits;
 use serde::Serialize;
@@ -56,7 +57,8 @@ pub struct Subscribe {
 /// A confirmed subscription, which sends events.
 pub struct Subscription {
     call: Call,
-    throttle: Mutex<Throttle>,
+    /// Created with the first event.
+    throttle: OnceLock<Box<Mutex<Throttle>>>,
 }
 
 /// An event of a subscription.
@@ -148,16 +150,29 @@ impl Subscribe {
 
     /// Confirms the subscription with a text for the agent. The id with which the agent can cancel the subscription
     /// is appended to the text.
-    pub async fn confirm(self, text: impl Into<String>) -> Result<Subscription, Error> {
-        if !self.confirmed {
-            self.call.engine().admit_subscription(self.call.thread().caller(), self.call.run())?;
-            let (text, id) = (self.call.scrubbed(text.into()).await, self.call.id());
-            let text = format!("{}{}Subscription ID: {id}", text, if text.is_empty() { "" } else { " " });
-            let confirmed = Box::pin(self.call.commit(Input::Confirmed(text), None)).await;
-            confirmed.map_err(|_| SendError::Ended)?;
-            self.call.engine().clear_deadline(self.call.seq());
-        }
-        Ok(Subscription { call: self.call, throttle: Mutex::new(Throttle::new()) })
+    pub fn confirm(
+        self,
+        text: impl Into<String>,
+    ) -> impl Future<Output = Result<Subscription, Error>> + Send + Unpin {
+        let text = text.into();
+        // Boxed, because the future of the handler is the memory cost of an idle subscription.
+        Box::pin(async move {
+            if !self.confirmed {
+                self.confirm_call(text).await?;
+            }
+            Ok(Subscription { call: self.call, throttle: OnceLock::new() })
+        })
+    }
+
+    async fn confirm_call(&self, text: String) -> Result<(), Error> {
+        let engine = self.call.engine();
+        engine.admit_subscription(self.call.thread().caller(), self.call.run())?;
+        let (text, id) = (self.call.scrubbed(text).await, self.call.id());
+        let text = format!("{}{}Subscription ID: {id}", text, if text.is_empty() { "" } else { " " });
+        let confirmed = self.call.commit(Input::Confirmed(text), None).await;
+        confirmed.map_err(|_| SendError::Ended)?;
+        engine.clear_deadline(self.call.seq());
+        Ok(())
     }
 }
 
@@ -196,7 +211,8 @@ impl Subscription {
             return Err(SendError::TooLarge(bytes));
         }
         // Held until the event is on disk, so that events are sent in the order in which `send` was called.
-        let mut throttle = self.throttle.lock().await;
+        let throttle = self.throttle.get_or_init(|| Box::new(Mutex::new(Throttle::new())));
+        let mut throttle = throttle.lock().await;
         let wait = throttle.reserve(self.call.engine().limits.event_rate, Instant::now());
         if !wait.is_zero() {
             tokio::time::sleep(wait).await;

@@ -20,7 +20,8 @@ use crate::subscription::Subscribe;
 /// Longest timeout, as far as clocks can represent it.
 const MAX_TIMEOUT: Duration = Duration::from_secs(100 * 365 * 24 * 3600);
 
-type StartResult<T> = Result<BoxFuture<'static, Result<T, Error>>, Error>;
+/// The future of a handler, or why it could not be started.
+pub(crate) type StartResult<T> = Result<BoxFuture<'static, Result<T, Error>>, Error>;
 
 /// Types that a tool can take as its arguments.
 ///

@@ -12,6 +12,7 @@ mod workspace;
 
 use std::collections::HashMap;
 use std::path::PathBuf;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
@@ -21,7 +22,7 @@ use serde_json::json;
 use tokio::io::AsyncReadExt;
 use tokio::process::ChildStdout;
 use tokio::time::{Instant, sleep_until};
-use tokio_util::sync::CancellationToken;
+use tokio_util::sync::{CancellationToken, DropGuard};
 
 use crate::cut::Cut;
 use crate::{Error as StartError, Options};
@@ -67,7 +68,7 @@ struct Shell {
     roots: Vec<PathBuf>,
     path: String,
     approvals: Approvals,
-    background: Background,
+    trees: Trees,
 }
 
 pub(crate) fn server(options: Options) -> Result<ToolServer, StartError> {
@@ -91,7 +92,7 @@ pub(crate) fn server(options: Options) -> Result<ToolServer, StartError> {
         roots: options.roots.into_iter().map(canonical).collect::<Result<_, _>>()?,
         path: options.path.unwrap_or_else(|| PATH.to_owned()),
         approvals: Approvals::new(options.allow, options.data.join("approvals")),
-        background: Background::default(),
+        trees: Trees::default(),
     });
     let closing = Arc::clone(&shell);
     let run = move |args: RunCommand, subscribe: Subscribe| run_command(Arc::clone(&shell), args, subscribe);
@@ -103,7 +104,7 @@ pub(crate) fn server(options: Options) -> Result<ToolServer, StartError> {
     Ok(server.on_close_thread(move |thread| {
         let shell = Arc::clone(&closing);
         async move {
-            shell.background.end(thread.key()).await;
+            shell.trees.end(thread.key()).await;
             shell.approvals.forget(thread.key()).await;
             Ok(())
         }
@@ -124,9 +125,14 @@ async fn run_command(shell: Arc<Shell>, args: RunCommand, subscribe: Subscribe) 
     let workspace = workspace::prepare(&subscribe, &shell.roots).await?;
     let directory = workspace.directory(args.cwd.as_deref(), &shell.roots)?;
     let program = shell.program(&args.command, &workspace, directory);
+    // The end of the thread finds every command that has begun. One that begins after it has been cancelled before.
+    let entry = shell.trees.add(subscribe.thread().key());
+    if subscribe.is_cancelled() {
+        return Err(Error::new("cancelled"));
+    }
     let tree = program.spawn().await.map_err(|error| Error::new(format!("cannot run sh: {error}")))?;
     let seconds = args.timeout_seconds.unwrap_or(DEFAULT_SECONDS).clamp(1, LONGEST_SECONDS);
-    let run = Running { shell, call: subscribe.clone(), tree, seconds };
+    let run = Running { shell, call: subscribe.clone(), tree, seconds, entry };
     if args.stream == Some(true) {
         let subscription = subscribe.confirm("The command runs; its output follows.").await?;
         let mut sink = Sink::Streamed(Streamed::new(&subscription));
@@ -193,9 +199,18 @@ struct Running {
     call: Call,
     tree: ProcessTree,
     seconds: u64,
+    entry: Entry,
 }
 
 impl Running {
+    /// Resolves when the processes have to end: the call is cancelled or its thread closed.
+    async fn stopped(call: &Call, entry: &Entry) {
+        tokio::select! {
+            () = call.cancelled() => {}
+            () = entry.end.cancelled() => {}
+        }
+    }
+
     /// Runs the command to its end and passes its output on.
     async fn finish(mut self, sink: &mut Sink<'_>) -> Result<Finish> {
         let Some(mut stdout) = self.tree.take_stdout() else {
@@ -205,7 +220,7 @@ impl Running {
         let (mut buffer, mut open) = (vec![0; 32 * 1024], true);
         let ended = loop {
             tokio::select! {
-                () = self.call.cancelled() => {
+                () = Running::stopped(&self.call, &self.entry) => {
                     self.tree.stop().await;
                     return Err(Error::new("cancelled"));
                 }
@@ -223,9 +238,16 @@ impl Running {
             }
         };
         if open {
-            drain(&mut stdout, &mut buffer, sink).await?;
+            tokio::select! {
+                drained = drain(&mut stdout, &mut buffer, sink) => drained?,
+                () = Running::stopped(&self.call, &self.entry) => {}
+            }
         }
-        self.shell.background.keep(self.call.thread().key(), self.tree, stdout).await;
+        if self.call.is_cancelled() {
+            self.tree.stop().await;
+            return Err(Error::new("cancelled"));
+        }
+        self.shell.trees.keep(self.call.thread().key(), self.entry, self.tree, stdout).await;
         Ok(Finish::Ended(ended))
     }
 }
@@ -243,58 +265,81 @@ async fn drain(stdout: &mut ChildStdout, buffer: &mut [u8], sink: &mut Sink<'_>)
     }
 }
 
-/// Process trees that commands have left in the background, by key of the thread.
+/// Process trees of the commands that run or have left processes in the background, by key of the thread.
 #[derive(Default)]
-struct Background(Arc<Mutex<HashMap<String, Vec<Left>>>>);
+struct Trees(Arc<Mutex<HashMap<String, Vec<Listed>>>>);
 
-struct Left {
+struct Listed {
     end: CancellationToken,
-    ended: tokio::task::JoinHandle<()>,
+    ended: CancellationToken,
+    /// The command itself has ended.
+    in_background: Arc<AtomicBool>,
 }
 
-impl Background {
-    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Left>>> {
+/// The processes of one command. They have ended when this is dropped.
+struct Entry {
+    /// Cancelled when they have to end.
+    end: CancellationToken,
+    in_background: Arc<AtomicBool>,
+    _ended: DropGuard,
+}
+
+impl Trees {
+    fn lock(&self) -> MutexGuard<'_, HashMap<String, Vec<Listed>>> {
         self.0.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Adds the processes of a command that is about to start.
+    fn add(&self, thread: &str) -> Entry {
+        let (end, ended, in_background) =
+            (CancellationToken::new(), CancellationToken::new(), Arc::<AtomicBool>::default());
+        let listed =
+            Listed { end: end.clone(), ended: ended.clone(), in_background: Arc::clone(&in_background) };
+        let mut all = self.lock();
+        for listed in all.values_mut() {
+            listed.retain(|listed| !listed.ended.is_cancelled());
+        }
+        all.retain(|_, listed| !listed.is_empty());
+        all.entry(thread.to_owned()).or_default().push(listed);
+        Entry { end, in_background, _ended: ended.drop_guard() }
     }
 
     /// Keeps the background processes of a command until they end or the thread is closed. Ends them if there are too
     /// many.
-    async fn keep(&self, thread: &str, mut tree: ProcessTree, mut stdout: ChildStdout) {
+    async fn keep(&self, thread: &str, entry: Entry, mut tree: ProcessTree, mut stdout: ChildStdout) {
         let has_room = {
-            let mut all = self.lock();
-            for left in all.values_mut() {
-                left.retain(|left| !left.ended.is_finished());
-            }
-            all.retain(|_, left| !left.is_empty());
-            let total: usize = all.values().map(Vec::len).sum();
-            total < BACKGROUND && all.get(thread).is_none_or(|left| left.len() < BACKGROUND_OF_THREAD)
+            let all = self.lock();
+            let in_background = |listed: &&Listed| {
+                listed.in_background.load(Ordering::Relaxed) && !listed.ended.is_cancelled()
+            };
+            let count = |listed: &Vec<Listed>| listed.iter().filter(in_background).count();
+            let has_room = all.values().map(count).sum::<usize>() < BACKGROUND
+                && all.get(thread).map_or(0, count) < BACKGROUND_OF_THREAD;
+            entry.in_background.store(has_room, Ordering::Relaxed);
+            has_room
         };
         if !has_room {
             tracing::warn!("there are too many background processes; those of this command were ended");
             return tree.stop().await;
         }
-        let end = CancellationToken::new();
-        let asked = end.clone();
-        let ended = tokio::spawn(async move {
+        tokio::spawn(async move {
             // A process whose output nobody reads would stop when the pipe is full.
             let mut sink = tokio::io::sink();
             tokio::select! {
-                () = asked.cancelled() => {}
+                () = entry.end.cancelled() => {}
                 _ = async { tokio::join!(tokio::io::copy(&mut stdout, &mut sink), tree.wait_for_all()) } => {}
             }
             tree.stop().await;
+            drop(entry);
         });
-        self.lock().entry(thread.to_owned()).or_default().push(Left { end, ended });
     }
 
     /// Ends the processes of a thread, and waits until none is left.
     async fn end(&self, thread: &str) {
-        let left = self.lock().remove(thread).unwrap_or_default();
-        left.iter().for_each(|left| left.end.cancel());
-        for Left { ended, .. } in left {
-            if let Err(error) = ended.await {
-                tracing::error!(%error, "the task of a background process failed; this is a bug");
-            }
+        let all = self.lock().remove(thread).unwrap_or_default();
+        all.iter().for_each(|listed| listed.end.cancel());
+        for listed in all {
+            listed.ended.cancelled().await;
         }
     }
 }

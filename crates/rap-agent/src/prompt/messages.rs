@@ -11,7 +11,7 @@ use std::collections::HashMap;
 
 use rap_api::IMAGE_TYPES;
 use rap_protocol::{Body, CallId, Content, Image};
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use super::{IMAGES, MAX_BYTES_OF_IMAGES, MAX_BYTES_PER_IMAGE, Prompt, ServedModel, Thinking};
 use crate::texts::{STILL_RUNNING, TOOL_DATA_NOTE, with_kind};
@@ -388,6 +388,29 @@ fn truncated<'a>(text: &'a str, space: &mut usize) -> Option<Part<'a>> {
     let whole = text.len();
     let kept = non_blank(&text[..end]).unwrap_or_default();
     Some(Part::Text(format!("{kept}\n[cut: {end} of {whole} bytes are shown]").into()))
+}
+
+/// Returns the text of a result, for an API whose results contain only text. Adds its images to those that follow in a
+/// message of the user, each after a text of this type that names its call.
+pub(super) fn text_result(
+    parts: &[Part<'_>],
+    id: &str,
+    images: &mut Vec<Value>,
+    text_type: &str,
+    image_json: fn(&Image) -> Value,
+) -> String {
+    let mut texts = Vec::new();
+    for part in parts {
+        match part {
+            Part::Text(text) => texts.push(text.clone()),
+            Part::Image(image) => {
+                texts.push("[an image; it is shown below]".into());
+                images.push(json!({"type": text_type, "text": format!("[an image of {id}:]")}));
+                images.push(image_json(image));
+            }
+        }
+    }
+    texts.join("\n")
 }
 
 fn omitted_image<'a>(image: &Image, why: &str) -> Part<'a> {

@@ -9,7 +9,7 @@ use rap_protocol::Image;
 use serde_json::{Map, Value, json};
 
 use super::messages::{
-    Call, Part, PromptMessage, add_fields, join_paragraphs, non_blank, prompt_messages, text_of,
+    Call, Part, PromptMessage, add_fields, join_paragraphs, non_blank, prompt_messages, text_of, text_result,
 };
 use super::names::Ids;
 use super::schema::Dialect;
@@ -115,7 +115,7 @@ impl Writer {
         }
         self.messages.push(message);
         for (call, id) in calls.iter().zip(ids) {
-            let content = self.result(&call.result, &id);
+            let content = text_result(&call.result, &id, &mut self.images, "text", image_json);
             self.messages.push(json!({"role": "tool", "tool_call_id": id, "content": content}));
         }
     }
@@ -126,21 +126,6 @@ impl Writer {
         let mut value = json!({"id": id, "type": "function", "function": function});
         add_fields(&mut value, None, call.fields);
         value
-    }
-
-    fn result(&mut self, parts: &[Part<'_>], id: &str) -> String {
-        let mut texts = Vec::new();
-        for part in parts {
-            match part {
-                Part::Text(text) => texts.push(text.clone()),
-                Part::Image(image) => {
-                    texts.push("[an image; it is shown below]".into());
-                    self.images.push(json!({"type": "text", "text": format!("[an image of {id}:]")}));
-                    self.images.push(image_json(image));
-                }
-            }
-        }
-        texts.join("\n")
     }
 
     /// Writes a message of the user, after the images of the results before it. One without images is a text.

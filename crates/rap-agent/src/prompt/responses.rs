@@ -7,7 +7,9 @@
 use rap_protocol::Image;
 use serde_json::{Map, Value, json};
 
-use super::messages::{Block, Call, Part, PromptMessage, add_fields, non_blank, prompt_messages};
+use super::messages::{
+    Block, Call, Part, PromptMessage, add_fields, non_blank, prompt_messages, text_result,
+};
 use super::names::Ids;
 use super::schema::Dialect;
 use super::{Names, Prompt, Request, ToolRules};
@@ -105,25 +107,10 @@ impl Writer {
                 json!({"type": "function_call", "call_id": id, "name": name, "arguments": arguments});
             add_fields(&mut item, Some("function_call"), call.fields);
             self.items.push(item);
-            let output = self.result(&call.result, &id);
+            let output = text_result(&call.result, &id, &mut self.images, "input_text", image_json);
             results.push(json!({"type": "function_call_output", "call_id": id, "output": output}));
         }
         self.items.extend(results);
-    }
-
-    fn result(&mut self, parts: &[Part<'_>], id: &str) -> String {
-        let mut texts = Vec::new();
-        for part in parts {
-            match part {
-                Part::Text(text) => texts.push(text.clone()),
-                Part::Image(image) => {
-                    texts.push("[an image; it is shown below]".into());
-                    self.images.push(json!({"type": "input_text", "text": format!("[an image of {id}:]")}));
-                    self.images.push(image_json(image));
-                }
-            }
-        }
-        texts.join("\n")
     }
 }
 

@@ -140,13 +140,23 @@ fn messages_of_the_session_are_held_up_to_a_bound() {
         let shown = thread.take("report t1 p: halfway");
         assert!(shown.contains("hold "), "{number}: {shown}");
     }
-    assert_eq!(
-        thread.take("report t1 p: halfway"),
-        "asking 2; send to t1: notice a message to another thread was not accepted: too many messages wait there already; deliver"
-    );
-    // The number of held inputs is that of events and users.
-    assert!(thread.take("answer ok:").contains("release 2048 UntilBatchCloses"));
+    for _ in 0..3 {
+        assert_eq!(
+            thread.take("report t1 p: halfway"),
+            "asking 2; send to t1: notice a message to another thread was not accepted: too many messages wait there already; deliver"
+        );
+    }
+    // The number of held inputs is that of events and users. The thread learns how many messages were dropped, even if their
+    // senders are closed.
+    let mut closed = thread.clone();
+    for shown in [thread.take("answer ok:"), closed.take("close")] {
+        let release = "release 2048 UntilBatchCloses; notice messages of other threads that were drop…";
+        assert!(shown.contains(release), "{shown}");
+    }
     assert!(thread.take("report t1 p: halfway").contains("hold "));
+    let shown = thread.take("answer ok:");
+    assert!(shown.contains("release 2 UntilBatchCloses"), "{shown}");
+    assert!(!shown.contains("messages of other threads"), "{shown}");
 }
 
 #[test]

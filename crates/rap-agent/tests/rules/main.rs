@@ -9,6 +9,7 @@ mod budget;
 mod built_in;
 mod callbacks;
 mod calls;
+mod clock;
 mod closing;
 mod conversation;
 mod events;

@@ -103,6 +103,23 @@ fn setting_the_clock_back_does_not_end_a_schedule() {
     );
 }
 
+/// After the clock was set back, the next occurrence is earlier than the stored one.
+#[test]
+fn setting_the_clock_back_does_not_delay_a_schedule() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        answer: s=schedule(60)     -> asking 2; assistant [s]; open s; settle s Subscribed; s at 60s; s: scheduled; ask 2
+        answer ok:                 -> idle; assistant ok
+        clock back 50s             -> prepared
+        ticked s: tea, next 10     -> idle; s at 10s
+        ticked s: tea, next 10     -> ignored: NotDue
+        after 60s                  -> prepared
+        ticked s: tea, next 70     -> asking 3; assistant [rap_1 interrupt:s (subscription remains active)]; rap_1: tea; s at 70s; ask 3
+        ",
+    );
+}
+
 #[test]
 fn a_paused_thread_holds_its_occurrences() {
     let lines = ["said hi", "answer: s=schedule(60)", "too long: much", "after 60s"];

@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rap_testkit::peer::Reply;
-use rap_testkit::tools::DISCOVERY;
+use rap_testkit::tools::{DISCOVERY, tool};
+use serde_json::json;
 
 use crate::attempt::{Attempt, Tries, attempt};
 use crate::stage::Stage;
@@ -16,6 +17,7 @@ pub(super) fn all() -> Vec<Attempt> {
         attempt!(TOPIC, "discovery that hangs or drips", "sessions wait for it", hanging),
         attempt!(TOPIC, "discovery that leads elsewhere", "a redirect is followed", redirects),
         attempt!(TOPIC, "discovery that is not a toolset", "it is offered to the model", garbage),
+        attempt!(TOPIC, "another large toolset for each session", "they use much memory", many),
     ]
 }
 
@@ -93,6 +95,25 @@ async fn garbage(stage: Arc<Stage>) -> Tries {
         let thread = stage.open("call work {}").await;
         until_answered(&stage, &thread).await;
         tries.add(what, !is_refused(&stage, &thread).await);
+    }
+    tries
+}
+
+/// Sends toolsets of 1.5 MB whose values need much more memory, another one to each session. Each alone may be refused.
+async fn many(stage: Arc<Stage>) -> Tries {
+    const TOOLSETS: usize = 8;
+    const TOOLS: usize = 6;
+    let mut tries = Tries::new();
+    for version in 0..TOOLSETS {
+        let tools = (0..TOOLS).map(|number| {
+            let mut tool = tool(&format!("work{number}"));
+            tool["inputSchema"]["examples"] = vec![json!({"a": version}); 30_000].into();
+            tool
+        });
+        stage.hostile.offer(stage.hostile.document("bench", &version.to_string(), tools.collect()));
+        let thread = stage.open("call work0 {}").await;
+        until_answered(&stage, &thread).await;
+        tries.count += 1;
     }
     tries
 }

@@ -68,6 +68,7 @@ const FULL: Plan = Plan {
         round: Duration::from_millis(500),
         subscriptions: 100_000,
         deliveries: 50_000,
+        delays: 1_000,
     },
 };
 
@@ -90,6 +91,7 @@ const QUICK: Plan = Plan {
         round: Duration::from_millis(50),
         subscriptions: 64,
         deliveries: 64,
+        delays: 20,
     },
 };
 
@@ -201,6 +203,7 @@ async fn tool_server(data: &Path, sizes: &tool::Sizes, progress: &mut Progress) 
     drop((router, server));
     progress.begin("results of a tool server");
     let results_per_second = tool::deliveries(&data.join("echo"), sizes.deliveries).await?;
+    let delays = tool::delivery_delays(&data.join("time"), sizes.delays).await?;
     progress.begin("subscriptions of a tool server");
     let subscription_bytes = tool::subscriptions(&data.join("wait"), sizes.subscriptions).await?;
     Ok(ToolServer {
@@ -208,6 +211,7 @@ async fn tool_server(data: &Path, sizes: &tool::Sizes, progress: &mut Progress) 
         invocations: Rate::new(&durable),
         share_of_router: durable.per_second / bare.per_second,
         results_per_second,
+        result_delay: Rate::new(&delays),
         subscriptions: sizes.subscriptions,
         subscription_bytes,
     })

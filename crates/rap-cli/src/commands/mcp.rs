@@ -9,6 +9,7 @@ mod handler;
 mod http;
 mod session;
 mod stdio;
+mod tasks;
 mod tool_server;
 mod waiting;
 

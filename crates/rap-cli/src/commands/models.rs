@@ -6,7 +6,7 @@ use std::time::Instant;
 use rap_agent::{Arguments, CallEntry, Entry, Item};
 use rap_api::Cost;
 use rap_protocol::{Body, CallId, Content, Image, InputSchema, Timestamp, visible};
-use rap_runtime::model::{Model, ModelAnswer, ModelRequest, OfferedTool, Spent, Usage};
+use rap_runtime::model::{AnswerMemory, Model, ModelAnswer, ModelRequest, OfferedTool, Spent, Usage};
 use serde_json::{Map, json};
 
 use super::print;
@@ -165,6 +165,7 @@ fn request(items: Vec<Item>, tools: &[OfferedTool], images: bool) -> ModelReques
         turn: 1,
         images,
         spent: Spent::default(),
+        memory: AnswerMemory::default(),
     }
 }
 

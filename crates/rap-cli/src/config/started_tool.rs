@@ -1,5 +1,6 @@
 //! Reads the `[[tool_server]]` tables of servers that `rap serve` starts: a command, or a server that ships with rap.
 
+use rap_io::secret_box::Key;
 use rap_protocol::Secret;
 use sha2::{Digest, Sha256};
 
@@ -8,6 +9,7 @@ use super::read::address;
 use super::resolver::Resolver;
 use super::section::Section;
 use super::{Location, Problem, ToolOptions, ToolProgram, ToolSource, value};
+use crate::tool_process::START_WITHIN;
 
 pub(super) const PROGRAM: &str =
     "an array of the program and its arguments such as [\"python3\", \"server.py\"]";
@@ -21,7 +23,18 @@ pub(super) fn read_started(
     let run = section.read("run", shipped);
     let name = section.read("name", name);
     let bearer = section.read("bearer", |setting| resolver.secret(setting));
+    let migration_key = section.read("migration_key", |setting| {
+        let key = resolver.secret(setting)?;
+        let expected = "64 hexadecimal digits or the base64 of 32 bytes, or env:NAME, or file:PATH";
+        Key::parse(key.expose()).map_err(|_| Problem::Expected(expected))?;
+        Ok(key)
+    });
     let options = read_options(section, run.as_deref(), resolver);
+    // A server that ships with rap has nothing to wait for.
+    let start_timeout = match command {
+        Some(_) => section.read("start_timeout", value::duration(value::Zero::Refused)),
+        None => None,
+    };
     let (name, program) = match (command, run) {
         (Some(command), _) if command.is_empty() => {
             section.refuse("command", at.clone(), Problem::Expected(PROGRAM));
@@ -31,7 +44,9 @@ pub(super) fn read_started(
         (None, Some(run)) => (name.unwrap_or_else(|| run.clone()), ToolProgram::Shipped(run, options)),
         (None, None) => return None,
     };
-    Some(ToolSource::Start { name, program, bearer })
+    let start_timeout = start_timeout.unwrap_or(START_WITHIN);
+    let program = Box::new(program);
+    Some(ToolSource::Start { name, program, bearer, start_timeout, migration_key })
 }
 
 /// Reads the options of the server that ships with rap. Those of another one are unknown keys.

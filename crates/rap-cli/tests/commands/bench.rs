@@ -22,6 +22,7 @@ fn a_quick_benchmark_prints_all_figures_and_writes_plots() {
         assert!(report[part].as_array().unwrap().len() > 1, "{part}: {report}");
     }
     assert!(report["tool_server"]["results_per_second"].as_f64().unwrap() > 0.0);
+    assert!(report["tool_server"]["result_delay"]["p50_us"].as_f64().unwrap() > 0.0);
     for plot in ["throughput", "latency", "memory", "history"] {
         let svg = std::fs::read_to_string(directory.path().join(format!("plots/{plot}.svg"))).unwrap();
         assert!(svg.starts_with("<svg ") && svg.contains("<polyline"), "{svg}");

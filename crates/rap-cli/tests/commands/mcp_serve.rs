@@ -7,6 +7,7 @@ mod hostile;
 mod http;
 mod people;
 mod slow;
+mod tasks;
 
 use std::time::Duration;
 

@@ -3,11 +3,19 @@
 
 use std::time::Duration;
 
-use rap_testkit::{Process, Rap, Tools, until};
+use rap_testkit::{Process, Rap, Setup, Tools, until};
 use serde_json::{Value, json};
 use tokio::task::JoinHandle;
 
-use crate::support::{Api, data, prepared, setup};
+use crate::support::{self, Api, data, prepared};
+
+fn is_on_postgres() -> bool {
+    module_path!().ends_with("_on_postgres")
+}
+
+fn setup(tools: &Tools) -> Setup {
+    if is_on_postgres() { Setup::new().tools(tools).on_postgres() } else { support::setup(tools) }
+}
 
 /// Longest time until a point is reached.
 const REACHED_WITHIN: Duration = Duration::from_secs(60);
@@ -82,8 +90,11 @@ async fn survive(point: &str) {
             "{thread} after {point}"
         );
     }
-    let file = data(&rap).join("rap.db");
-    let (code, report) = rap.command(&["doctor", file.to_str().unwrap()]);
+    let (file, config) = (data(&rap).join("rap.db"), rap.directory().join("rap.toml"));
+    let (code, report) = match is_on_postgres() {
+        true => rap.command(&["doctor", "--config", config.to_str().unwrap()]),
+        false => rap.command(&["doctor", file.to_str().unwrap()]),
+    };
     assert_eq!(code, Some(0), "after {point}: {report}");
 }
 

@@ -17,18 +17,18 @@ use crate::support::{Api, is_unavailable, prepared, start};
 pub const PUBLIC_URL: &str = "http://127.0.0.1:9";
 
 /// A node that takes over from another one after two seconds.
-fn node(tools: &Tools, url: &str) -> Setup {
+pub fn node(tools: &Tools, url: &str) -> Setup {
     node_with(tools, url, "lease = \"2s\"")
 }
 
-fn node_with(tools: &Tools, url: &str, store: &str) -> Setup {
+pub fn node_with(tools: &Tools, url: &str, store: &str) -> Setup {
     let key = "7e".repeat(32);
     let setup = Setup::new().tools(tools).server(&format!("public_url = {PUBLIC_URL:?}"));
     setup.store(&format!("url = {url:?}\nkey = {key:?}\n{store}"))
 }
 
 /// Starts two nodes that know each other.
-async fn two(one: Setup, other: Setup) -> [(Rap, Api); 2] {
+pub async fn two(one: Setup, other: Setup) -> [(Rap, Api); 2] {
     let nodes = [start(one), start(other)];
     until_nodes(&nodes[0].1, 2).await;
     nodes
@@ -57,7 +57,7 @@ async fn metric(api: &Api, name: &str) -> f64 {
     line.unwrap_or_else(|| panic!("no {name} in {text}")).parse().unwrap()
 }
 
-async fn asking(api: &Api) -> bool {
+pub async fn asking(api: &Api) -> bool {
     metric(api, "rap_effects_under_way{kind=\"ask\"}").await > 0.0
 }
 
@@ -364,8 +364,9 @@ async fn nodes_go_on_by_themselves_after_postgres_was_away() {
         assert!(is_unavailable(&refused), "{refused:?}");
         assert_eq!(api.get("/readyz").await.status, 503);
     }
-    // Longer than the lease.
-    tokio::time::sleep(Duration::from_secs(3)).await;
+    // Longer than the lease. A long run of the tests sets another time.
+    let away = std::env::var("RAP_AWAY_SECONDS").map_or(3, |seconds| seconds.parse().unwrap());
+    tokio::time::sleep(Duration::from_secs(away)).await;
     server.start();
     for api in [&first, &second] {
         until("it is ready again", async || api.get("/readyz").await.status == 200).await;

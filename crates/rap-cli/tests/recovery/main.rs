@@ -6,6 +6,9 @@
 mod alerts;
 mod backup;
 mod crash_points;
+#[allow(clippy::duplicate_mod, reason = "the same tests run on both databases")]
+#[path = "crash_points.rs"]
+mod crash_points_on_postgres;
 mod crashes;
 #[allow(clippy::duplicate_mod, reason = "the same tests run on both databases")]
 #[allow(dead_code, reason = "other tests use functions of the first one")]
@@ -17,6 +20,7 @@ mod failing_calls;
 mod failover;
 mod first_release;
 mod fleet;
+mod fleet_changes;
 mod fleet_example;
 mod fleet_tools;
 mod moving;

@@ -116,6 +116,30 @@ async fn a_server_that_cannot_be_started_is_an_error_of_its_own() {
 }
 
 #[tokio::test]
+async fn a_server_that_does_not_name_its_port_in_time_is_ended_and_started_again() {
+    let (mark, notes) = (mark(), tempfile::tempdir().unwrap());
+    let starts = notes.path().join("starts");
+    // It leaves a process in a session of its own, which has to end too.
+    let source = format!(
+        "import subprocess, time\nopen({starts:?}, 'a').write('.')\nsubprocess.Popen(['setsid', 'sleep', '{mark}'])\n\
+         time.sleep(1000)"
+    );
+    let server = format!("{}\nstart_timeout = \"1s\"", python("silent", &source));
+    let rap = Setup::new().tool_lines(&server).start();
+    until("the error", async || {
+        let server = tool_server(&rap, "command:silent").await;
+        server["errors"][0] == "silent did not name its port within 1s"
+    })
+    .await;
+    until("the second start", async || fs::read(&starts).unwrap_or_default().len() >= 2).await;
+    // The one of the first start has ended.
+    until_marked(&mark, 1).await;
+    assert!(rap.log().contains("silent did not name its port within 1s"), "{}", rap.log());
+    drop(rap);
+    until_marked(&mark, 0).await;
+}
+
+#[tokio::test]
 async fn a_server_ends_with_the_runtime_however_that_ends() {
     let mark = mark();
     let source = SERVER.replace(

@@ -5,9 +5,12 @@ use std::os::fd::AsRawFd;
 use std::process::Command;
 use std::time::Duration;
 
+use rap_testkit::peer::{Peer, Reply};
 use rap_testkit::stream::Stream;
 use rap_testkit::{Client, Process, Rap, Setup, Tools, until};
 use rustix::io::{FdFlags, fcntl_setfd};
+
+const HOOK_SECRET: &str = "whsec_MDEyMzQ1Njc4OTAxMjM0NTY3ODkwMTIzNDU2Nzg5MDE=";
 
 async fn until_ended(process: &mut Process) {
     until("the end of the process", async || !process.is_running()).await;
@@ -56,6 +59,25 @@ async fn a_runtime_with_work_that_is_due_soon_or_a_connected_reader_is_not_idle(
     assert_eq!(process.ended(), None, "{}", process.log());
     drop(stream);
     until_ended(&mut process).await;
+}
+
+/// Nothing would start the process for an alert that waits for its next attempt.
+#[tokio::test]
+async fn a_runtime_with_an_alert_that_is_due_soon_is_not_idle() {
+    let peer = Peer::start().await;
+    // The pauses between the attempts are about one and two seconds.
+    peer.answer_next("/hook", Reply::Status(503));
+    peer.answer_next("/hook", Reply::Status(503));
+    let notify =
+        format!("[[notify]]\nurl = \"{}/hook\"\nsecret = \"env:HOOK_SECRET\"\non = [\"closed\"]", peer.url);
+    let setup = Setup::new().section(&notify).variable("HOOK_SECRET", HOOK_SECRET);
+    let rap: Rap = setup.prepare(tempfile::tempdir().unwrap());
+    let mut process = until_idle(rap.serve_command(), "1s");
+    let thread = rap.open("say hello").await;
+    rap.until_line(&thread, "assistant: hello").await;
+    rap.close(&thread).await;
+    until_ended(&mut process).await;
+    assert_eq!((peer.count("/hook"), rap.rows("alerts")), (3, 0));
 }
 
 #[test]

@@ -24,10 +24,12 @@ use crate::world::{MessageKind, To};
 const SLOTS: usize = 8;
 /// First and longest pause between two attempts.
 const PAUSES: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs(3600));
+/// The longest pause with its jitter.
+pub(super) const LONGEST_RETRY: Duration = Duration::from_secs(2 * 3600);
 /// Time after which an alert that nobody accepted is deleted.
 const GIVE_UP_AFTER: Duration = Duration::from_secs(3 * 24 * 3600);
 /// Time after which an attempt whose node died is repeated. It is longer than the time limit of a request.
-const CLAIM: Duration = Duration::from_secs(20);
+pub(super) const CLAIM: Duration = Duration::from_secs(20);
 /// Longest time between two reads of the store. Another node may have stored an alert.
 const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// Status with which a destination says that it does not exist any more.

@@ -10,11 +10,13 @@ use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 use super::display_texts::show;
 use super::fallback::{FailedRequest, ModelChange, ModelList, Outages};
 use super::plan_calls::{CallContext, plan};
-use super::run::WorkOutcome;
+use super::run::{LONGEST_RETRY, WorkOutcome};
 use super::summary::{ModelRef, TurnContext, size};
 use super::{Engine, built_in};
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, ModelAnswer, ModelRequest, OfferedTool, OnDelta, Spent};
+use crate::model::{
+    self, AnswerMemory, HistoryScope, ModelAnswer, ModelRequest, OfferedTool, OnDelta, Spent,
+};
 use crate::settings::{Agent, Permissions, Settings};
 use crate::store::{self, AskWork, Message, Signal, Target, Thread, WorkKind, WorkQueue};
 use crate::toolsets::SessionTools;
@@ -25,7 +27,7 @@ const PAUSES: (Duration, Duration) = (Duration::from_millis(500), Duration::from
 /// Maximum size of the part of an answer that event streams get at once, in bytes.
 const DELTA_BYTES: usize = 16 * 1024;
 /// Longest pause that a model server can ask for.
-const MAX_RETRY_AFTER: Duration = Duration::from_secs(10 * 60);
+const MAX_RETRY_AFTER: Duration = LONGEST_RETRY;
 
 /// Tokens of a turn that are not stored yet. They are paid for, even if the turn is cancelled.
 #[derive(Default)]
@@ -55,10 +57,13 @@ impl Engine {
         let AskWork { thread, turn, .. } = work;
         let within = self.settings.limits.model_timeout;
         let number = work.attempts.saturating_add(1);
-        let apply = |input| WorkOutcome::Apply(Box::new(Message::new(Target::Key(thread.key), input)));
+        let message = |input| Message::new(Target::Key(thread.key), input);
+        let apply = |input| WorkOutcome::apply(message(input));
         let fail = |why, retry| apply(Input::TurnFailed { turn: *turn, why, retry });
         let began = self.now();
-        let asked = tokio::time::timeout(within, self.ask_once(work, number, position, tokens)).await;
+        let memory = self.answer_memory(thread, position);
+        let asked = self.ask_once(work, number, position, (tokens, &memory));
+        let asked = tokio::time::timeout(within, asked).await;
         let asked = asked.unwrap_or_else(|_| {
             Err(Failure::Model(model::Error::retry(format!("no answer within {within:?}"))))
         });
@@ -71,7 +76,7 @@ impl Engine {
             Ok(input) => {
                 // The input has them.
                 tokens.answered.take();
-                return apply(input);
+                return WorkOutcome::Apply(Box::new(message(input)), memory);
             }
             Err(Failure::Model(error)) => error,
             // The model is not at fault, and a failed turn could not be stored either.
@@ -277,7 +282,7 @@ impl Engine {
         self.outages().failed(&agent.name, position, failed, now);
     }
 
-    fn outages(&self) -> std::sync::MutexGuard<'_, Outages> {
+    pub(super) fn outages(&self) -> std::sync::MutexGuard<'_, Outages> {
         self.outages.lock().unwrap_or_else(std::sync::PoisonError::into_inner)
     }
 
@@ -286,7 +291,7 @@ impl Engine {
         work: &AskWork,
         attempt: u32,
         position: usize,
-        tokens: &UnstoredTokens,
+        (tokens, memory): (&UnstoredTokens, &AnswerMemory),
     ) -> Result<Input, Failure> {
         let AskWork { thread, head, turn, up_to, .. } = work;
         let (turn, up_to) = (*turn, *up_to);
@@ -296,14 +301,15 @@ impl Engine {
         let chosen = self.model_at(agent, position);
         let request = ModelRequest {
             system: agent.system.clone(),
-            entries: self.entries(thread, up_to, &chosen).await?,
+            entries: self.entries_within(memory, thread, up_to, &chosen).await?,
             tools: self.offer_tools(thread, agent, cause, &tools, head),
             turn,
             images: chosen.images,
             spent: tokens.spent.clone(),
+            memory: memory.clone(),
         };
         let size = size(&chosen, head, up_to, &request);
-        let context = TurnContext { thread, turn, agent, chosen, head, size, tokens };
+        let context = TurnContext { thread, turn, agent, chosen, head, size, tokens, memory };
         // A failed summary is not repeated for the same request, unless the server refuses the request as too long.
         if attempt == 1
             && let Some(summary) = self.summarise_if_too_long(&context).await?
@@ -332,6 +338,13 @@ impl Engine {
         show(&mut calls, &tools, self.world.blocking).await;
         let answer = TurnAnswer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage };
         Ok(Input::TurnEnded { turn, answer })
+    }
+
+    /// Returns memory for the answer of the model at a position of the agent's list.
+    fn answer_memory(&self, thread: &Thread, position: usize) -> AnswerMemory {
+        let agent = self.agent(&thread.agent).ok();
+        let server = agent.map(|agent| self.model_at(agent, position).model.destination());
+        server.map(|server| self.model_memory.of(server)).unwrap_or_default()
     }
 
     /// Returns a model of the agent's list, which begins with its own model, or the default one.
@@ -374,6 +387,24 @@ impl Engine {
         let found = self.settings.agents.iter().find(|agent| agent.name == name);
         let why = || format!("the agent `{name}` is no longer configured");
         found.ok_or_else(|| Failure::Model(model::Error::refused(why())))
+    }
+
+    /// Loads the entries of a request. If there is no memory for them, waits for it without them and loads them again.
+    async fn entries_within(
+        &self,
+        memory: &AnswerMemory,
+        thread: &Arc<Thread>,
+        up_to: Seq,
+        chosen: &ModelRef<'_>,
+    ) -> Result<Vec<Entry>, store::Error> {
+        let entries = self.entries(thread, up_to, chosen).await?;
+        let bytes = model::size_of(&entries);
+        if memory.take_for_request(bytes) {
+            return Ok(entries);
+        }
+        drop(entries);
+        memory.wait_for_request(bytes).await;
+        self.entries(thread, up_to, chosen).await
     }
 
     async fn entries(

@@ -8,9 +8,13 @@ use std::time::Duration;
 
 use rap_agent::Input;
 use rap_protocol::Timestamp;
+use tokio::time::Instant;
 
+use super::fallback::Outages;
 use super::{Engine, STORE_PAUSE};
-use crate::store::{self, Message, MessageClass, SessionKey, Target, Timer};
+use crate::store::{
+    self, LongestPauses, Message, MessageClass, PageRequest, SessionKey, Target, Timer, TimerRow, Visibility,
+};
 
 /// Longest time that the clock sleeps.
 pub(super) const LONGEST_SLEEP: Duration = Duration::from_secs(60);
@@ -31,11 +35,39 @@ const DELIVERIES_FOR: Duration = Duration::from_secs(7 * 24 * 3600);
 /// it.
 const TIMEOUT_GRACE: Duration = Duration::from_secs(30);
 
+/// Longest pauses of stored work.
+const PAUSES: LongestPauses = LongestPauses {
+    retry: super::run::LONGEST_RETRY,
+    message: POSTPONE_BY,
+    alert: super::alerts::LONGEST_RETRY,
+};
+/// Difference between the wall clock and the time that has passed which does not count as a clock that was set back.
+const CLOCK_TOLERANCE: Duration = Duration::from_secs(5);
+
+/// State of the check for pauses that have become too long.
+struct PauseCheck {
+    /// Time of the last look at the clock.
+    at: (Timestamp, Instant),
+    /// Timers that have to be looked at again; `None` if there is no reason for a check.
+    needed: Option<TimerCheck>,
+}
+
+/// Timers that may have been set before the clock was set back.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum TimerCheck {
+    /// Those of threads whose last step is in the future. The clock may have been set back while no process was running.
+    SetInFuture,
+    /// All of them. Since the clock was set back, some threads have made steps.
+    All,
+}
+
 impl Engine {
     pub(super) async fn run_clock(self: Arc<Self>) {
-        let began = self.now();
-        let mut prune_at = began.plus(PRUNE_EVERY);
+        let began = (self.now(), Instant::now());
+        let mut prune_at = began.1 + PRUNE_EVERY;
+        let mut pauses = PauseCheck { at: began, needed: Some(TimerCheck::SetInFuture) };
         loop {
+            self.end_long_pauses(&mut pauses).await;
             // Anything that becomes due from now on may be missed by this pass, so it has to wake the clock.
             self.clock_at.store(i64::MAX, Ordering::SeqCst);
             let pause = match self.fire_due(began).await {
@@ -46,11 +78,11 @@ impl Engine {
                     STORE_PAUSE.1
                 }
             };
-            if prune_at <= self.now() {
-                prune_at = self.now().plus(self.prune().await);
+            if prune_at <= Instant::now() {
+                prune_at = Instant::now() + self.prune().await;
             }
             let checks = self.settings.limits.lost_after.min(LONGEST_SLEEP);
-            let pause = pause.min(LONGEST_SLEEP).min(checks).min(prune_at.since(self.now()));
+            let pause = pause.min(LONGEST_SLEEP).min(checks).min(prune_at - Instant::now());
             self.clock_at.store(self.now().plus(pause).0, Ordering::SeqCst);
             tokio::select! {
                 biased;
@@ -61,17 +93,74 @@ impl Engine {
         }
     }
 
+    /// Ends pauses that have become too long because the clock was set back, and lets timers of threads start again.
+    async fn end_long_pauses(&self, check: &mut PauseCheck) {
+        let (now, at) = (self.now(), Instant::now());
+        let expected = check.at.0.plus(at - check.at.1);
+        check.at = (now, at);
+        if now.plus(CLOCK_TOLERANCE) < expected {
+            check.needed = Some(TimerCheck::All);
+            // The times of failures are in the future now.
+            *self.outages() = Outages::default();
+            tracing::warn!(seconds = expected.since(now).as_secs(), "the clock was set back");
+        }
+        let Some(timers) = check.needed else { return };
+        let ended = async {
+            self.store.end_long_pauses(now, PAUSES).await?;
+            self.recheck_timers(timers).await
+        };
+        match ended.await {
+            Ok(()) => check.needed = None,
+            Err(error) => tracing::warn!(
+                why = error.with_sources(),
+                "pauses may last too long after the clock was set back"
+            ),
+        }
+    }
+
+    /// Lets the rules look at timers. They move those that were set before the clock was set back.
+    async fn recheck_timers(&self, check: TimerCheck) -> Result<(), store::Error> {
+        let mut page_request = PageRequest::first(ROWS);
+        loop {
+            let page = self.store.timers(&Visibility::All, page_request).await?;
+            let message = |timer: TimerRow| {
+                let input = match timer.call {
+                    Some(call) => Input::TimerFired { call },
+                    None => Input::Due,
+                };
+                Message::new(Target::Id(timer.thread), input)
+            };
+            let now = self.now();
+            let early = page
+                .rows
+                .into_iter()
+                .filter(|timer| timer.at > now && (check == TimerCheck::All || timer.set_by > now));
+            let applied = self.store.apply(MessageClass::Internal, early.map(message).collect()).await;
+            for error in applied.into_iter().filter_map(Result::err) {
+                if matches!(error, store::Error::Closed | store::Error::Unavailable(_)) {
+                    return Err(error);
+                }
+            }
+            let Some(after) = page.next else { return Ok(()) };
+            page_request = PageRequest { after, limit: ROWS };
+        }
+    }
+
     /// Fires due timers and starts work whose retry time has come. Returns the next due time.
-    async fn fire_due(self: &Arc<Self>, began: Timestamp) -> Result<Option<Timestamp>, store::Error> {
+    async fn fire_due(
+        self: &Arc<Self>,
+        (began, began_at): (Timestamp, Instant),
+    ) -> Result<Option<Timestamp>, store::Error> {
         let at = self.now();
         for queue in self.dispatcher.check_store_for_all() {
             self.fill_slots(&queue);
         }
         self.messages_due.notify_one();
         // Tools may still be retrying results that they could not deliver while the runtime was down.
-        let grace =
-            began.plus(self.settings.limits.thread.call_timeout.unwrap_or(TIMEOUT_GRACE).min(TIMEOUT_GRACE));
-        let (late_after, again) = if at < grace { (began, Some(grace)) } else { (Timestamp(i64::MIN), None) };
+        let grace = self.settings.limits.thread.call_timeout.unwrap_or(TIMEOUT_GRACE).min(TIMEOUT_GRACE);
+        let left = grace.saturating_sub(began_at.elapsed());
+        let (late_after, again) =
+            if left.is_zero() { (Timestamp(i64::MIN), None) } else { (began, Some(at.plus(left))) };
         while self.fire_timers(at, late_after).await? == More::Maybe {
             if self.stop.is_cancelled() {
                 return Err(store::Error::Closed);

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rap_protocol::ThreadId;
+use tokio::time::Instant;
 
 use super::Engine;
 use crate::store::deletion::RECHECK;
@@ -53,10 +54,10 @@ impl Engine {
 
     /// Deletes marked sessions in batches, and marks expired ones.
     pub(super) async fn run_deletions(self: Arc<Self>) {
-        let mut expire_at = self.now();
+        let mut expire_at = Instant::now();
         loop {
             if let Some(closed_for) = self.settings.retention
-                && expire_at <= self.now()
+                && expire_at <= Instant::now()
             {
                 match self.expire_sessions(closed_for, Expiry::Delete).await {
                     Ok(0) => {}
@@ -67,7 +68,7 @@ impl Engine {
                     }
                 }
                 let (shortest, longest) = EXPIRE_EVERY;
-                expire_at = self.now().plus((closed_for / 10).clamp(shortest, longest));
+                expire_at = Instant::now() + (closed_for / 10).clamp(shortest, longest);
             }
             let mut pause = match self.store.delete_batch().await {
                 Ok(Remaining::Some) => BATCH_PAUSE,
@@ -80,7 +81,7 @@ impl Engine {
                 }
             };
             if self.settings.retention.is_some() {
-                pause = pause.min(expire_at.since(self.now()).max(BATCH_PAUSE));
+                pause = pause.min((expire_at - Instant::now()).max(BATCH_PAUSE));
             }
             tokio::select! {
                 biased;

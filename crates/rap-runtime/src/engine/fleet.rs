@@ -40,7 +40,8 @@ pub(super) fn reserve(engine_cell: &Arc<OnceLock<Weak<Engine>>>) -> Reserve {
 
 impl Signal {
     pub(super) fn of_step(thread: ThreadKey, status: rap_agent::Status, changes: &Changes) -> Signal {
-        Signal::Changed { thread, status, questions: changes.questions, views: changes.views.clone() }
+        let Changes { questions, views, children } = changes.clone();
+        Signal::Changed { thread, status, questions, views, children }
     }
 }
 
@@ -64,7 +65,7 @@ impl Engine {
 
     /// Returns false if requests about calls of this destination are the work of another node, because the process that has the
     /// calls is there.
-    pub(super) fn hosts(&self, destination: &str) -> bool {
+    pub(crate) fn hosts(&self, destination: &str) -> bool {
         self.store.fleet().is_none_or(|fleet| fleet.hosts(destination))
     }
 
@@ -94,7 +95,8 @@ impl Engine {
             let pause = match fleet.renew(self.activity()).await {
                 Ok(Renewal { lapsed, peer_gone, next }) => {
                     if lapsed {
-                        self.abandon_lost_model_requests(fleet).await;
+                        // Signals of the others may be gone, too.
+                        self.read_everything_again(fleet).await;
                     }
                     if lapsed || peer_gone {
                         self.take_over();
@@ -116,15 +118,20 @@ impl Engine {
         }
     }
 
-    /// Abandons the model requests that another node has taken over, because the lease of this one had run out.
+    /// Finds out what signals of other nodes would have said: streams read again or end, and so do requests of clients whose token
+    /// was revoked and model requests that are no longer needed.
+    async fn read_everything_again(&self, fleet: &dyn Fleet) {
+        self.hub.publish_missed();
+        self.revocations.send_replace(());
+        self.abandon_lost_model_requests(fleet).await;
+    }
+
+    /// Abandons the model requests that are no longer needed, or that another node has taken over, because the lease of this one had
+    /// run out.
     async fn abandon_lost_model_requests(&self, fleet: &dyn Fleet) {
-        match fleet.claimed_model_requests().await {
-            Ok(claimed) => {
-                let lost = self.dispatcher.model_requests().into_iter().filter(|key| !claimed.contains(key));
-                for key in lost {
-                    self.dispatcher.cancel(&key);
-                }
-            }
+        let in_progress = self.dispatcher.model_requests();
+        match fleet.lost_model_requests(in_progress).await {
+            Ok(lost) => lost.iter().for_each(|key| _ = self.dispatcher.cancel(key)),
             Err(error) => {
                 tracing::warn!(why = error.with_sources(), "the claims of this node cannot be read")
             }
@@ -133,6 +140,7 @@ impl Engine {
 
     /// Looks for work of every kind.
     fn take_over(self: &Arc<Self>) {
+        self.note_activity();
         self.tasks.spawn_on(Arc::clone(self).resume_work(), &self.handle);
         self.tasks.spawn_on(Arc::clone(self).resume_moves(), &self.handle);
         self.messages_due.notify_one();
@@ -163,9 +171,9 @@ impl Engine {
         let threads = self.listened_threads(fleet, &signals).await;
         for signal in signals {
             match signal {
-                Signal::Changed { thread, status, questions, views } => {
+                Signal::Changed { thread, status, questions, views, children } => {
                     if let Some(thread) = threads.get(&thread).cloned() {
-                        let changes = Changes { questions, views, children: Vec::new() };
+                        let changes = Changes { questions, views, children };
                         self.hub.publish(thread.key, LiveEvent::ThreadChanged { thread, status, changes });
                     }
                 }
@@ -193,8 +201,7 @@ impl Engine {
                     self.take_over();
                 }
                 Signal::Lost => {
-                    self.hub.publish_missed();
-                    self.revocations.send_replace(());
+                    self.read_everything_again(fleet).await;
                     self.take_over();
                 }
             }

@@ -6,6 +6,7 @@ use std::time::Duration;
 use rap_protocol::Timestamp;
 
 use super::Engine;
+use super::alerts::CLAIM;
 use crate::store;
 
 /// Longest time between two checks.
@@ -33,7 +34,9 @@ impl Engine {
     }
 
     async fn is_idle(&self, period: Duration) -> Result<bool, store::Error> {
-        let (now, active_at) = (self.now(), self.active_at.load(Ordering::Relaxed));
+        let now = self.now();
+        // If the clock was set back, the period starts again.
+        let active_at = self.active_at.fetch_min(now.0, Ordering::Relaxed).min(now.0);
         let quiet = now.minus(period).0 >= active_at;
         if !quiet || self.hub.has_listeners() || self.dispatcher.has_work() || self.notifications.has_work() {
             return Ok(false);
@@ -42,6 +45,30 @@ impl Engine {
         let next = self.store.next_due(now).await?;
         Ok(next.is_none_or(|next| next > soon)
             && self.store.due_messages(soon, &[], 1).await?.is_empty()
-            && self.store.due_timers(soon, Timestamp(i64::MIN), &[], 1).await?.is_empty())
+            && self.store.due_timers(soon, Timestamp(i64::MIN), &[], 1).await?.is_empty()
+            && !self.has_alerts_until(soon).await?
+            && self.others_do_their_work(Timestamp(active_at)).await?)
+    }
+
+    /// Returns true if an alert is due until a time, or may be being sent, which postpones it by the time of a claim.
+    async fn has_alerts_until(&self, until: Timestamp) -> Result<bool, store::Error> {
+        let now = self.now();
+        let until = until.max(now.plus(CLAIM));
+        for destination in &self.settings.notify {
+            // This claims none.
+            let waiting = self.store.claim_alerts(&destination.key(), now, now, 0).await?;
+            if waiting.next.is_some_and(|next| next <= until) {
+                return Ok(true);
+            }
+        }
+        Ok(false)
+    }
+
+    /// Returns false if another node may have died with claimed work. When its lease runs out, this node takes the work over.
+    async fn others_do_their_work(&self, since: Timestamp) -> Result<bool, store::Error> {
+        match self.store.fleet() {
+            Some(fleet) => fleet.others_renewed(since).await,
+            None => Ok(true),
+        }
     }
 }

@@ -14,7 +14,7 @@ use rap_agent::{Head, Input, Seq};
 use super::Engine;
 use super::ask::{Failure, UnstoredTokens};
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, Model, ModelRequest, OfferedTool};
+use crate::model::{self, AnswerMemory, HistoryScope, Model, ModelRequest, OfferedTool};
 use crate::settings::{Agent, Window};
 use crate::store::{self, Thread};
 
@@ -52,6 +52,8 @@ pub(super) struct TurnContext<'a> {
     pub(super) size: PromptSize,
     /// Receives the tokens of the requests of this turn.
     pub(super) tokens: &'a UnstoredTokens,
+    /// Memory of its answer.
+    pub(super) memory: &'a AnswerMemory,
 }
 
 fn too_long(why: String) -> Failure {
@@ -65,9 +67,7 @@ pub(super) fn size(chosen: &ModelRef<'_>, head: &Head, up_to: Seq, request: &Mod
     }
     let since = usize::try_from(up_to.saturating_sub(head.answered_up_to())).unwrap_or(usize::MAX);
     let (before, since) = request.entries.split_at(request.entries.len().saturating_sub(since));
-    let tool = |tool: &OfferedTool| {
-        tool.name.len() + tool.description.len() + tool.schema.document().to_string().len()
-    };
+    let tool = |tool: &OfferedTool| tool.name.len() + tool.description.len() + tool.schema.document_bytes();
     let fixed_bytes = request.system.len() + request.tools.iter().map(tool).sum::<usize>();
     PromptParts {
         fixed_bytes,
@@ -134,8 +134,9 @@ impl Engine {
         self.hub.publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text });
         let entries = entries_to_summarise(self.store.prompt_entries(thread, covers).await?);
         let system = agent.system.clone();
-        let spent = context.tokens.spent.clone();
-        let request = ModelRequest { system, entries, tools: Arc::new([]), turn, images: false, spent };
+        let (spent, memory) = (context.tokens.spent.clone(), context.memory.clone());
+        let request =
+            ModelRequest { system, entries, tools: Arc::new([]), turn, images: false, spent, memory };
         let timer = self.metrics.start_request(&agent.name, chosen.position);
         let answer = self.send_to_model(thread, &chosen, request, &mut |_| {}).await;
         if let Ok(answer) = &answer {

@@ -343,3 +343,65 @@ async fn notifications_that_a_stop_prevents_are_recorded() {
     let detail: String = conn.query_row(sql, [], |row| row.get(0)).unwrap();
     assert!(detail.ends_with("\tthe runtime stopped before it was sent"), "{detail}");
 }
+
+/// The clock was set back by a day while no process was running: all stored times are in the future.
+#[tokio::test(flavor = "multi_thread")]
+async fn timers_start_again_if_the_clock_was_set_back_while_the_runtime_was_down() {
+    const DAY: i64 = 24 * 3600 * 1000;
+    let dir = tempfile::tempdir().unwrap();
+    let engine = start(&dir);
+    create(&engine, "sleeps").await;
+    let sleep = "call sleep {\"seconds\": 600}\ncall schedule {\"cron\": \"0 * * * *\", \"text\": \"tea\"}";
+    let input = Input::UserMessage { message: sleep.into(), on_busy: OnBusy::Join };
+    engine.apply_external(Target::Id(id("sleeps")), input).await.unwrap();
+    until(&engine, "sleeps", Status::Waiting).await;
+    engine.shut_down().await;
+    drop(engine);
+    let conn = open_sqlite(&dir.path().join("rap.db")).unwrap();
+    let head: String = conn.query_row("SELECT head FROM threads", [], |row| row.get(0)).unwrap();
+    let mut head: Value = serde_json::from_str(&head).unwrap();
+    let mut times = Vec::new();
+    for call in ["batch", "subscriptions"] {
+        times.extend(["since", "until", "next"].map(|name| format!("/{call}/0/{name}")));
+    }
+    for time in times {
+        if let Some(time) = head.pointer_mut(&time) {
+            *time = json!(time.as_i64().unwrap() + DAY);
+        }
+    }
+    let text = head.to_string();
+    conn.execute("UPDATE threads SET updated_at = updated_at + ?1, head = ?2", (DAY, text)).unwrap();
+    let sql = "UPDATE calls SET since = since + ?1, until = until + ?1 WHERE until IS NOT NULL";
+    assert_eq!(conn.execute(sql, [DAY]).unwrap(), 2);
+    drop(conn);
+    let engine = start(&dir);
+    let soon = engine.now().plus(Duration::from_secs(3700));
+    let moved = async {
+        while engine.store.due_timers(soon, soon, &[], 10).await.unwrap().len() < 2 {
+            tokio::time::sleep(Duration::from_millis(10)).await;
+        }
+    };
+    let moved = tokio::time::timeout(TIMEOUT, moved).await;
+    assert!(moved.is_ok(), "{head}: {:?}", engine.store.due_timers(soon.plus(TIMEOUT), soon, &[], 10).await);
+    engine.shut_down().await;
+}
+
+/// Machines that were made from one image have the same host name.
+#[test]
+fn nodes_with_the_same_host_name_have_different_names_unless_they_are_the_same_node() {
+    let machine = |boot: &str| {
+        let root = tempfile::tempdir().unwrap();
+        let kernel = root.path().join("proc/sys/kernel");
+        std::fs::create_dir_all(kernel.join("random")).unwrap();
+        std::fs::write(kernel.join("hostname"), "localhost\n").unwrap();
+        std::fs::write(kernel.join("random/boot_id"), format!("{boot}\n")).unwrap();
+        root
+    };
+    let (one, other) = (machine("1c3a"), machine("9f2e"));
+    let listen = Some("0.0.0.0:7420".parse().unwrap());
+    let name = super::node_name_on(one.path(), listen, 1);
+    assert_eq!(name, super::node_name_on(one.path(), listen, 2));
+    assert_ne!(name, super::node_name_on(other.path(), listen, 1));
+    assert_ne!(name, super::node_name_on(one.path(), Some("0.0.0.0:7421".parse().unwrap()), 1));
+    assert_ne!(super::node_name_on(one.path(), None, 1), super::node_name_on(one.path(), None, 2));
+}

@@ -235,7 +235,7 @@ impl From<SubscriptionRow> for ListedSubscription {
 
 impl From<TimerRow> for Timer {
     fn from(row: TimerRow) -> Timer {
-        let TimerRow { thread, call, tool, kind, at } = row;
+        let TimerRow { thread, call, tool, kind, at, .. } = row;
         Timer { thread_id: id(&thread), call_id: call.as_ref().map(call_id), tool, kind, at: time(at) }
     }
 }

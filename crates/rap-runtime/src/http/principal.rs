@@ -87,7 +87,9 @@ impl Principal {
         if let Some(position) = configured(&engine.settings, &digest) {
             return Ok(Some(Principal::operator(Client::Configured(position), digest)));
         }
+        let reader = engine.admission.token_reader().await;
         let Some(stored) = engine.store.token(&digest).await? else { return Ok(None) };
+        drop(reader);
         record_use(engine, &stored);
         let ClientToken { id, scope, user, .. } = stored;
         let visible = user.map_or(Visibility::All, Visibility::User);

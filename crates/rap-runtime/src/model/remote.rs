@@ -8,6 +8,7 @@ use http::header::ACCEPT;
 use http::{HeaderName, HeaderValue};
 use rap_agent::prompt::{OmittedTool, ServedModel, ToolSpec};
 use rap_io::client::{self, Client, Fetched, Streaming};
+use rap_io::hashing::{LONG, in_place};
 use rap_protocol::{Secret, redact};
 use serde_json::{Map, Value};
 use url::{Position, Url};
@@ -15,7 +16,7 @@ use url::{Position, Url};
 use super::reply::Reply;
 use super::too_long::{named_window, says_too_long, wording};
 use super::window::Window;
-use super::{Error, OfferedTool, Prices, Spent, Usage};
+use super::{Error, ModelRequest, OfferedTool, Prices, Usage};
 
 /// Maximum size of an event of a streamed answer, in bytes.
 pub(super) const EVENT_BYTES: usize = 4 * 1024 * 1024;
@@ -49,6 +50,11 @@ impl std::fmt::Debug for Remote {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         f.debug_struct("Remote").field("endpoint", &redact::url(&self.endpoint)).finish_non_exhaustive()
     }
+}
+
+/// Encodes the body of a request.
+pub(super) fn encode(body: &Map<String, Value>) -> Result<Vec<u8>, Error> {
+    in_place(LONG, || serde_json::to_vec(body)).map_err(|error| Error::refused(error.to_string()))
 }
 
 impl Remote {
@@ -120,14 +126,13 @@ impl Remote {
     /// Sends a request. Returns the body of the answer as soon as the response headers have arrived.
     pub(super) async fn post<'a>(
         &'a self,
-        body: &Map<String, Value>,
-        spent: &'a Spent,
+        body: Vec<u8>,
+        request: &'a ModelRequest,
     ) -> Result<Reply<'a>, Error> {
-        let body = serde_json::to_vec(body).map_err(|error| Error::refused(error.to_string()))?;
         let posted = self.client.post_stream(&self.endpoint, &self.headers, body.into()).await;
         let stream = posted.map_err(failed)?;
         let is_success = (200..300).contains(&stream.status);
-        if is_success { Ok(Reply::new(self, spent, stream)) } else { Err(refusal(stream).await) }
+        if is_success { Ok(Reply::new(self, request, stream)) } else { Err(refusal(stream).await) }
     }
 
     /// Fetches a document from the same server.

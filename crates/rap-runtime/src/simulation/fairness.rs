@@ -10,7 +10,7 @@ use super::invariants::{Violation, ensure};
 use crate::store::{WorkKind, WorkQueue};
 
 /// Minimum pause before a retry, jitter included.
-const SHORTEST_PAUSE: Duration = Duration::from_millis(150);
+pub(super) const SHORTEST_PAUSE: Duration = Duration::from_millis(150);
 
 pub(super) struct Fairness {
     /// Slots for model requests and for invocations.
@@ -59,6 +59,11 @@ impl Fairness {
     /// An attempt failed and has to be retried.
     pub(super) fn failed(&mut self, work: &str, now: Timestamp) {
         self.failed.insert(work.to_owned(), now);
+    }
+
+    /// The clock was set back, which ends pauses that became too long.
+    pub(super) fn forget_failures(&mut self) {
+        self.failed.clear();
     }
 
     /// A tool server has accepted an invocation.

@@ -73,9 +73,9 @@ pub(super) struct Checker {
     /// Calls whose invocation has a recorded response.
     answered: BTreeSet<CallId>,
     notified: BTreeSet<Notification>,
-    /// Time of the last recorded acceptance or status check of a call.
+    /// Simulated time of the last recorded acceptance or status check of a call.
     last_contact: BTreeMap<CallId, Timestamp>,
-    /// Times of the latest consecutive status checks in which the server did not know the call.
+    /// Simulated times of the latest consecutive status checks in which the server did not know the call.
     gone: BTreeMap<CallId, Vec<Timestamp>>,
 }
 
@@ -248,14 +248,19 @@ impl Checker {
         Ok(())
     }
 
+    /// The clock was set back.
+    pub(super) fn on_set_back(&mut self) {
+        self.trackers.iter_mut().for_each(|tracker| tracker.set_back = true);
+    }
+
     /// A tool server answers that it does not know a call.
     pub(super) fn on_gone(&mut self, call: &CallId, now: Timestamp) {
         self.gone.entry(call.clone()).or_default().push(now);
     }
 
     /// The result of a status check is recorded. Results that are not recorded do not count.
-    pub(super) fn on_check_recorded(&mut self, call: &CallId, check: StatusCheck) {
-        self.last_contact.insert(call.clone(), check.checked_at);
+    pub(super) fn on_check_recorded(&mut self, call: &CallId, check: StatusCheck, at: Timestamp) {
+        self.last_contact.insert(call.clone(), at);
         if check.gone_since.is_none() {
             self.gone.remove(call);
         }
@@ -455,11 +460,13 @@ fn check_held(
         ensure!(!sleeps || queued.is_empty(), "I1: a user message waits for a sleep of t{thread}");
         let event_child = matches!(head.origin(), Origin::Event { .. }) && !tracker.reported_idle;
         let working = head.batch().iter().map(|call| call.since).filter(|_| event_child);
-        let due = oldest.into_iter().chain(working).min().map(|at| at.plus(limits.hold_max));
+        let latest = oldest.into_iter().chain(working).min().map(|at| at.plus(limits.hold_max));
+        let due = head.due(limits);
+        // A thread starts to wait again if the clock is set back.
+        let earlier = tracker.set_back && due.is_some() && due < latest;
         ensure!(
-            head.due(limits) == due,
-            "I12: t{thread} holds input since {oldest:?}, but is due at {:?}",
-            head.due(limits)
+            due == latest || earlier,
+            "I12: t{thread} holds input since {oldest:?}, but is due at {due:?}"
         );
     }
     Ok(())

@@ -100,7 +100,8 @@ impl State {
         ensure!(index < self.reference.threads.len(), "I4: a step of an unknown thread: {thread:?}");
         self.check_against_rules(index, &message.input, done, now)?;
         let input = &message.input;
-        self.checker.check_step(&self.reference, index, input, done, now)?;
+        let passed = self.simulated_time(now);
+        self.checker.check_step(&self.reference, index, input, done, passed)?;
         self.reference.commit(index, done, children)?;
         for child in children {
             self.checker.on_thread_added(&self.reference, index_of(child.key), Some((index, input)));

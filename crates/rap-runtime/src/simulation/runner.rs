@@ -175,7 +175,11 @@ async fn run_actions(
     let mut until_stop = stop;
     while *actions_left > 0 {
         *actions_left -= 1;
-        let pause = sim.state().next_action();
+        let pause = {
+            let mut state = sim.state();
+            state.change_clock();
+            state.next_action()
+        };
         sim.send_queue_changed.notify_one();
         tokio::time::sleep(pause).await;
         if until_stop == Some(0) {
@@ -188,6 +192,8 @@ async fn run_actions(
         let mut state = sim.state();
         state.chaos_over = true;
         state.note(|| "chaos is over".into());
+        // No pause becomes longer than its kind ever is, so all threads become idle within the same time.
+        state.change_clock();
         state.now()
     };
     let mut idle_rounds = 0;

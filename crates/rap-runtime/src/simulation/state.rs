@@ -6,11 +6,11 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use rap_agent::{Bounds, Budgets, Entry, Limits, LostAfter};
-use rap_protocol::Timestamp;
+use rap_protocol::{CallId, ThreadId, Timestamp};
 use tokio::sync::Notify;
 use tokio::time::Instant;
 
-use super::fairness::Fairness;
+use super::fairness::{Fairness, SHORTEST_PAUSE};
 use super::invariants::{Checker, Violation, violation};
 use super::peers::{Peers, Server};
 use super::reference::{ReferenceStore, ThreadIndex};
@@ -23,6 +23,9 @@ pub(super) type Visitor = Box<dyn FnMut(&[Entry]) + Send>;
 /// Maximum number of store operations without simulated time passing. More of them mean that the runtime is in a busy
 /// loop.
 const MAX_OPERATIONS_AT_ONCE: usize = 5_000;
+
+/// Maximum number of times that the clock is set back in a run.
+const MAX_SET_BACK: usize = 8;
 
 /// A simulated run.
 pub(super) struct Sim {
@@ -54,6 +57,8 @@ pub(super) struct State {
     keeps_actions: bool,
     /// Simulated time at the start of the process, and the tokio instant of the start. `None` between processes.
     clock: (Timestamp, Option<Instant>),
+    /// Time by which the wall clock is behind simulated time: at first, and after each time at which it was set back.
+    behind: Vec<Duration>,
 }
 
 /// Probabilities in a run, in percent unless stated otherwise.
@@ -73,6 +78,8 @@ pub(super) struct Chances {
     pub(super) lost_commits: usize,
     /// Crashes at a point where the runtime waits, per ten thousand.
     pub(super) crashes: usize,
+    /// Actions at which the clock is set back, per thousand.
+    pub(super) set_back: usize,
     /// Store operations that take some time.
     pub(super) slow_store: usize,
     /// Invocations during which the server changes its toolset.
@@ -120,6 +127,7 @@ impl Sim {
             actions: Vec::new(),
             keeps_actions,
             clock: (Timestamp(1_000_000_000), None),
+            behind: vec![Duration::ZERO],
             rng,
         };
         Arc::new(Sim { state: Mutex::new(state), crash: Notify::new(), send_queue_changed: Notify::new() })
@@ -185,6 +193,40 @@ impl State {
         start.map_or(base, |start| base.plus(start.elapsed()))
     }
 
+    /// Returns the time that the process reads, which may have been set back.
+    pub(super) fn wall_clock(&self) -> Timestamp {
+        self.behind.last().map_or(self.now(), |behind| self.now().minus(*behind))
+    }
+
+    /// Returns the simulated time at which the process read this time, at last.
+    pub(super) fn simulated_time(&self, read: Timestamp) -> Timestamp {
+        let times = self.behind.iter().rev().map(|behind| read.plus(*behind));
+        times.into_iter().find(|time| *time <= self.now()).unwrap_or(read)
+    }
+
+    /// Returns whether the next attempt of an invocation may have its usual pause. The last one has to be made when the time for
+    /// retries is over.
+    pub(super) fn may_pause(&self, thread: &ThreadId, call: &CallId) -> bool {
+        let row = self.reference.index(thread).map(|index| &self.reference.threads[index]);
+        let Some(call) = row.and_then(|row| row.calls.get(call)) else { return false };
+        let (now, since) = (self.wall_clock(), call.open.since);
+        let left = self.bounds.invoke_retry_for.saturating_sub(now.since(since));
+        since <= now && left > SHORTEST_PAUSE
+    }
+
+    /// Sets the clock back with a probability of this run.
+    pub(super) fn change_clock(&mut self) {
+        let likely = self.chances.set_back;
+        if self.behind.len() <= MAX_SET_BACK && self.rng.below(1_000) < likely {
+            let seconds = [2, 30, 600, 7_200, 86_400][self.rng.below(5)];
+            let behind = self.behind.last().copied().unwrap_or_default();
+            self.behind.push(behind + Duration::from_secs(seconds));
+            self.fairness.forget_failures();
+            self.checker.on_set_back();
+            self.note(|| format!("the clock was set back by {seconds} s"));
+        }
+    }
+
     /// Starts the clock of a new process at the time at which the last one ended.
     pub(super) fn start_clock(&mut self) {
         self.clock.1 = Some(Instant::now());
@@ -233,6 +275,7 @@ fn chances(rng: &mut Rng) -> Chances {
         server_faults: if quiet { [0; 3] } else { [rng.below(15), rng.below(20), rng.below(30)] },
         lost_commits: if rng.percent(50) { 0 } else { rng.below(60) },
         crashes: if rng.percent(40) { 0 } else { rng.below(60) },
+        set_back: if rng.percent(60) { 0 } else { 1 + rng.below(30) },
         slow_store: if rng.percent(20) { 0 } else { rng.below(60) },
         redeploys: if rng.percent(60) { 0 } else { rng.below(10) },
         weights,

@@ -15,10 +15,11 @@ use super::state::Sim;
 use crate::store::transfer::{Export, Origin, Parcel, ParcelState, TokenThread, Transfer};
 use crate::store::{
     CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage, DueWork, Error,
-    Expired, Expiry, FiguresRow, HistoryPage, InboxItem, Message, MessageClass, NewClientToken, OutboxKey,
-    OutboxMessage, Page, PageRequest, Receipt, Redelivery, Remaining, SessionKey, SessionToolset,
-    SqliteStore, Store, StoreCounts, SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow,
-    Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
+    Expired, Expiry, FiguresRow, HistoryPage, InboxItem, LongestPauses, Message, MessageClass,
+    NewClientToken, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Remaining, SessionKey,
+    SessionToolset, SqliteStore, Store, StoreCounts, SubscriptionRow, Target, Thread, ThreadFilter,
+    ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey,
+    WorkKind, WorkQueue,
 };
 
 pub(super) struct SimStore {
@@ -208,6 +209,7 @@ impl Store for SimStore {
         let done = self.store.acknowledge(calls, at).await;
         if done.is_ok() {
             let mut state = self.sim.state();
+            let at = state.simulated_time(at);
             known.iter().for_each(|(_, call)| state.checker.on_invocation_recorded(call, at));
         }
         self.sim.pause_or_crash().await;
@@ -218,7 +220,9 @@ impl Store for SimStore {
         self.sim.pause_or_crash().await;
         let done = self.store.record_check(thread, call, check).await;
         if done.is_ok() {
-            self.sim.state().checker.on_check_recorded(call, check);
+            let mut state = self.sim.state();
+            let at = state.simulated_time(check.checked_at);
+            state.checker.on_check_recorded(call, check, at);
         }
         self.sim.pause_or_crash().await;
         done
@@ -251,6 +255,10 @@ impl Store for SimStore {
         at: Timestamp,
     ) -> Result<(), Error> {
         self.with_pauses(self.store.postpone_due(timers, messages, now, at)).await
+    }
+
+    async fn end_long_pauses(&self, now: Timestamp, longest: LongestPauses) -> Result<(), Error> {
+        self.with_pauses(self.store.end_long_pauses(now, longest)).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {
@@ -406,6 +414,10 @@ impl Transfer for SimStore {
 
     async fn mark_left(&self, session: &ThreadId, peer: &[u8]) -> Result<(), Error> {
         self.store.mark_left(session, peer).await
+    }
+
+    async fn reclaim(&self, session: &ThreadId) -> Result<(), Error> {
+        self.store.reclaim(session).await
     }
 
     async fn drop_parcel(&self, session: &ThreadId) -> Result<(), Error> {

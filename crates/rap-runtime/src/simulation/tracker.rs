@@ -63,6 +63,8 @@ pub(super) struct ThreadTracker {
     pub(super) summary_prompt: Option<(u64, Seq)>,
     /// True if it, or one of its ancestors, was spawned for an event.
     pub(super) caused_by_event: bool,
+    /// True if the clock was set back since the thread was created.
+    pub(super) set_back: bool,
     /// Time since which model requests fail without an intervention by a person.
     failing: Option<Timestamp>,
     /// Order of arrival of inputs that may not overtake each other, by tag.
@@ -243,7 +245,9 @@ impl ThreadTracker {
                 let Some(Write::Append { entry, .. }) = step.writes.first() else {
                     return violation("LC-22: a failure is not reported".into());
                 };
-                let since = *self.failing.get_or_insert(entry.at);
+                // If the clock was set back, the time starts again.
+                let since = self.failing.filter(|since| *since <= entry.at).unwrap_or(entry.at);
+                self.failing = Some(since);
                 let failing = entry.at.since(since);
                 let event_child = matches!(row.head.origin(), Origin::Event { .. });
                 let in_time = failing < limits.failed_retry_for;

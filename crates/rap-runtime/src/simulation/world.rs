@@ -40,7 +40,7 @@ struct SimWorld {
 
 impl Clock for SimWorld {
     fn now(&self) -> Timestamp {
-        self.sim.state().now()
+        self.sim.state().wall_clock()
     }
 }
 
@@ -229,8 +229,10 @@ impl SimWorld {
         let now = state.now();
         match &answer {
             Ok(200..300) => state.fairness.accepted(call.as_str()),
-            Ok(500..) | Err(_) => state.fairness.failed(call.as_str(), now),
-            Ok(_) => {}
+            Ok(500..) | Err(_) if state.may_pause(&thread, &call) => {
+                state.fairness.failed(call.as_str(), now);
+            }
+            Ok(_) | Err(_) => {}
         }
         drop(state);
         Ok(reply(answer?, Bytes::new()))

@@ -64,25 +64,3 @@ pub(crate) struct FiguresRow {
     pub(crate) agent: String,
     pub(crate) figures: Figures,
 }
-
-/// Returns the statement that adds figures to those that are stored. `parameter` makes the name of a parameter from its
-/// number.
-pub(super) fn add_sql(parameter: fn(usize) -> String) -> String {
-    let columns = Figures::COLUMNS.join(", ");
-    let values: Vec<_> = (1..=2 + Figures::COLUMNS.len()).map(parameter).collect();
-    let sums = Figures::COLUMNS.map(|column| format!("{column} = figures.{column} + excluded.{column}"));
-    format!(
-        "INSERT INTO figures (at, agent, {columns}) VALUES ({}) ON CONFLICT (at, agent) DO UPDATE SET {}",
-        values.join(", "),
-        sums.join(", ")
-    )
-}
-
-/// Returns the statement that adds figures up. Its parameters are the start time and the length of the intervals.
-pub(super) fn sum_sql(parameter: fn(usize) -> String, cast: &str) -> String {
-    let (since, step) = (parameter(1), parameter(2));
-    let sums = Figures::COLUMNS.map(|column| format!("sum({column}){cast}")).join(", ");
-    format!(
-        "SELECT at / {step} * {step}, agent, {sums} FROM figures WHERE at >= {since} GROUP BY 1, 2 ORDER BY 2, 1"
-    )
-}

@@ -3,12 +3,13 @@
 //! Correctness never depends on either. A claim or a lease only keeps two nodes from doing the same work, and a signal
 //! only makes something happen sooner: its subject is in the database, which every node also reads from time to time.
 
-use std::collections::{BTreeSet, HashSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
 use rap_agent::Status;
+use rap_api::ChildEvent;
 use rap_protocol::{CallId, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 
@@ -21,6 +22,9 @@ pub(crate) trait Fleet: Send + Sync {
     fn id(&self) -> String;
     /// Returns true if another node may be using the database.
     fn has_peers(&self) -> bool;
+    /// Returns `None` if another node may be changing the database, also one that this node does not know yet. Otherwise returns a
+    /// number that is another one whenever a node may have changed it in between.
+    fn alone_since(&self) -> Option<u64>;
     /// Returns true if the lease of this node is valid, as far as the node knows.
     fn holds_lease(&self) -> bool;
     /// Returns false if the tool server is one that nodes start themselves, and another node is its host, as far as this node
@@ -30,10 +34,12 @@ pub(crate) trait Fleet: Send + Sync {
     async fn renew(&self, activity: Activity) -> Result<Renewal, Error>;
     /// Gives up the lease. Other nodes take over all claimed work at once.
     async fn leave(&self) -> Result<(), Error>;
+    /// Returns true if every other node that this node knows has renewed its lease after this time.
+    async fn others_renewed(&self, since: Timestamp) -> Result<bool, Error>;
     /// Lists the nodes, oldest first.
     async fn nodes(&self) -> Result<Vec<Node>, Error>;
-    /// Returns the model requests that this node has claimed.
-    async fn claimed_model_requests(&self) -> Result<HashSet<WorkKey>, Error>;
+    /// Returns which of these model requests are settled or claimed by another node.
+    async fn lost_model_requests(&self, keys: Vec<WorkKey>) -> Result<Vec<WorkKey>, Error>;
     /// Gives up this node's claim of work, so that any node may do it. Its attempts still count.
     async fn release(&self, key: &WorkKey) -> Result<(), Error>;
 
@@ -81,7 +87,15 @@ pub(crate) struct Renewal {
 pub(crate) enum Signal {
     /// A step of the thread was committed.
     #[serde(rename = "c")]
-    Changed { thread: ThreadKey, status: Status, questions: bool, views: BTreeSet<ViewKey> },
+    Changed {
+        thread: ThreadKey,
+        status: Status,
+        questions: bool,
+        views: BTreeSet<ViewKey>,
+        /// Children that were spawned. Nodes of an earlier release do not send them.
+        #[serde(default, skip_serializing_if = "Vec::is_empty")]
+        children: Vec<ChildEvent>,
+    },
     /// Part of an answer in progress.
     #[serde(rename = "d")]
     Delta { thread: ThreadKey, turn: u64, attempt: u32, text: String },

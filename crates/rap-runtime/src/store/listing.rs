@@ -272,6 +272,8 @@ pub(crate) struct TimerRow {
     pub(crate) tool: Option<String>,
     pub(crate) kind: TimerKind,
     pub(crate) at: Timestamp,
+    /// The timer was set at this time or before. It is in the future if the clock was set back since then.
+    pub(crate) set_by: Timestamp,
 }
 
 #[cfg(test)]

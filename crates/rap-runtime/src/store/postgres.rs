@@ -22,6 +22,7 @@ mod listings;
 mod migrate;
 mod nodes;
 mod outcome;
+mod raw_rows;
 mod signals;
 mod statement;
 #[cfg(test)]
@@ -33,7 +34,7 @@ mod work;
 mod writer;
 mod writes;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
@@ -50,11 +51,11 @@ use super::batch::{self, DisabledThreads, StepMetrics};
 use super::transfer::DEPARTURE_LIFETIME;
 use super::{
     Activity, COUNT_LIMIT, CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord,
-    DuePage, DueWork, Error, Expired, Expiry, FiguresRow, Fleet, HistoryPage, InboxItem, Message,
-    MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery,
-    Remaining, Renewal, Reserve, SessionKey, SessionToolset, Signal, StepSettings, Store, StoreCounts,
-    SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest,
-    TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
+    DuePage, DueWork, Error, Expired, Expiry, FiguresRow, Fleet, HistoryPage, InboxItem, LongestPauses,
+    Message, MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt,
+    Redelivery, Remaining, Renewal, Reserve, SessionKey, SessionToolset, Signal, StepSettings, Store,
+    StoreCounts, SubscriptionRow, Target, Thread, ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow,
+    TokenDigest, TokenId, ViewKey, ViewRow, Visibility, Work, WorkKey, WorkKind, WorkQueue,
 };
 use bulk::Bulk;
 pub(crate) use clock::DatabaseClock;
@@ -67,6 +68,7 @@ pub use migrate::PostgresError;
 pub(crate) use migrate::{KNOWN, Prepared, prepare_blocking};
 pub(crate) use nodes::NodeSettings;
 use nodes::{Membership, NodeNumber};
+pub(crate) use raw_rows::RawRows;
 use signals::Signals;
 use statement::{BEGIN_READ, Statement};
 pub(crate) use writer::Time;
@@ -207,6 +209,10 @@ impl Fleet for PostgresStore {
         self.inner.signals.has_peers()
     }
 
+    fn alone_since(&self) -> Option<u64> {
+        self.inner.signals.alone_since()
+    }
+
     fn holds_lease(&self) -> bool {
         Instant::now() < self.inner.membership().valid_until
     }
@@ -254,12 +260,25 @@ impl Fleet for PostgresStore {
         self.write(statements).await
     }
 
+    async fn others_renewed(&self, since: Timestamp) -> Result<bool, Error> {
+        let known = self.inner.signals.peers();
+        if known.is_empty() {
+            return Ok(true);
+        }
+        let nodes = self.nodes().await?;
+        let alive = |peer: &i64| {
+            let id = peer.to_string();
+            nodes.iter().any(|node| node.id == id && node.seen_at > since)
+        };
+        Ok(known.iter().all(alive))
+    }
+
     async fn nodes(&self) -> Result<Vec<super::Node>, Error> {
         Ok(nodes::list(&self.inner.others).await?)
     }
 
-    async fn claimed_model_requests(&self) -> Result<HashSet<WorkKey>, Error> {
-        Ok(nodes::claimed_model_requests(&self.inner.others, self.inner.node.0).await?)
+    async fn lost_model_requests(&self, keys: Vec<WorkKey>) -> Result<Vec<WorkKey>, Error> {
+        Ok(nodes::lost_model_requests(&self.inner.others, self.inner.node.0, keys).await?)
     }
 
     async fn release(&self, key: &WorkKey) -> Result<(), Error> {
@@ -522,6 +541,10 @@ impl Store for PostgresStore {
         at: Timestamp,
     ) -> Result<(), Error> {
         self.write(work::postpone_due(&timers, &messages, now, at)).await
+    }
+
+    async fn end_long_pauses(&self, now: Timestamp, longest: LongestPauses) -> Result<(), Error> {
+        self.write(work::end_long_pauses(now, longest, self.inner.rules.longest_hold())).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {

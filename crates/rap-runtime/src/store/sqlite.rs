@@ -7,6 +7,7 @@
 mod access;
 mod alerts;
 mod apply;
+mod backup;
 mod cache;
 mod counts;
 mod deletion;
@@ -17,6 +18,7 @@ mod heads;
 mod history;
 mod listings;
 mod prune;
+mod raw_rows;
 mod search;
 #[cfg(test)]
 pub(crate) mod tests;
@@ -46,9 +48,9 @@ use super::message_queue::{MessageQueue, Pending};
 use super::transfer::DEPARTURE_LIFETIME;
 use super::{
     COUNT_LIMIT, CallRow, ClaimedAlerts, ClientToken, Delivery, DeliveryFilter, DeliveryRecord, DuePage,
-    DueWork, Error, Expired, Expiry, FiguresRow, HistoryPage, InboxItem, Message, MessageClass,
-    NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery, Remaining,
-    SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow, Target, Thread,
+    DueWork, Error, Expired, Expiry, FiguresRow, HistoryPage, InboxItem, LongestPauses, Message,
+    MessageClass, NewClientToken, OnCommit, OutboxKey, OutboxMessage, Page, PageRequest, Receipt, Redelivery,
+    Remaining, SessionKey, SessionToolset, StepSettings, Store, StoreCounts, SubscriptionRow, Target, Thread,
     ThreadFilter, ThreadKey, ThreadRow, Timer, TimerRow, TokenDigest, TokenId, ViewKey, ViewRow, Visibility,
     Work, WorkKey, WorkKind, WorkQueue,
 };
@@ -57,6 +59,8 @@ use access::Access;
 #[cfg(test)]
 pub(crate) use access::{CommitFault, Inline, Observed, ObservedOutcome};
 use apply::{Applier, Context};
+pub(crate) use backup::copy_snapshot;
+pub(crate) use raw_rows::RawRows;
 pub(crate) use transfer::SqliteReader;
 
 pub(crate) const MIGRATIONS: &[&str] = &[
@@ -596,6 +600,11 @@ impl Store for SqliteStore {
         at: Timestamp,
     ) -> Result<(), Error> {
         self.write(move |conn| work::postpone_due(conn, &timers, &messages, now, at)).await
+    }
+
+    async fn end_long_pauses(&self, now: Timestamp, longest: LongestPauses) -> Result<(), Error> {
+        let hold = self.inner.rules.longest_hold();
+        self.write(move |conn| work::end_long_pauses(conn, now, longest, hold)).await
     }
 
     async fn next_due(&self, after: Timestamp) -> Result<Option<Timestamp>, Error> {

@@ -157,6 +157,7 @@ macro_rules! suite {
                 postponed_timers_and_messages_are_not_due
                 a_timer_that_has_moved_is_not_postponed
                 the_next_due_time_is_the_earliest_of_all_kinds
+                no_pause_lasts_longer_than_its_kind_ever_does
                 messages_are_due_in_sending_order
             }
             tokens {
@@ -169,7 +170,8 @@ macro_rules! suite {
             transfer {
                 a_session_moves_to_another_database_and_back
                 a_packed_session_is_not_in_use_and_comes_back_unchanged
-                a_parcel_that_has_left_never_goes_back_into_use
+                a_parcel_that_has_left_goes_back_into_use_only_if_it_is_reclaimed
+                a_damaged_session_is_not_packed
                 what_forks_inherit_moves_with_them_and_stays_with_them
                 an_import_is_repeated_without_harm_and_replaces_nothing
                 root_threads_are_listed_in_order
@@ -178,6 +180,7 @@ macro_rules! suite {
             deletion {
                 a_deleted_session_is_hidden_at_once_and_leaves_no_row
                 only_a_closed_session_is_deleted
+                a_deleted_session_is_not_exported
                 forks_keep_their_history_when_their_source_is_deleted
                 a_large_session_is_deleted_in_several_batches
                 sessions_expire_when_they_have_been_closed_for_a_time
@@ -185,6 +188,7 @@ macro_rules! suite {
                 a_fork_comes_back_while_the_threads_of_its_source_are_deleted
                 a_session_that_cannot_be_deleted_does_not_block_others
                 a_session_with_a_damaged_thread_is_deleted_on_request_only
+                damaged_entries_stay_as_they_are_in_forks_of_a_deleted_session
             }
             records {
                 a_session_keeps_its_toolset_when_a_discovery_fails

@@ -312,6 +312,8 @@ pub(crate) trait Transfer: Export {
     /// the move. Can be repeated. Fails with [`Error::NoThread`] if the parcel of this move is gone, because the session
     /// is back in use.
     async fn mark_left(&self, session: &ThreadId, peer: &[u8]) -> Result<(), Error>;
+    /// Makes a parcel that has left, and that its destination does not have, one that can be unpacked.
+    async fn reclaim(&self, session: &ThreadId) -> Result<(), Error>;
     async fn drop_parcel(&self, session: &ThreadId) -> Result<(), Error>;
     /// Deletes a parcel that has left, and remembers the runtime that has its threads now. Can be repeated.
     async fn depart(

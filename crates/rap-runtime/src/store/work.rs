@@ -1,8 +1,9 @@
 //! Work: the requests that committed steps ask for. Each item has a destination and a due time, and belongs to a
 //! session.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
+use std::time::Duration;
 
 use rap_agent::{Head, OpenCall, Seq, StatusCheck, ThreadMessage};
 use rap_protocol::{CallId, ResponseUrl, ThreadId, Timestamp};
@@ -44,6 +45,52 @@ pub(crate) struct WorkQueue {
     pub(crate) kind: WorkKind,
     /// Base URL of a model or tool server.
     pub(crate) destination: String,
+}
+
+/// Collects due retries in the order of their due times, within the shares of their sessions.
+pub(super) struct DueRetries<'a> {
+    page: &'a DuePage,
+    work: Vec<(SessionKey, WorkKey)>,
+    counts: BTreeMap<SessionKey, usize>,
+}
+
+impl<'a> DueRetries<'a> {
+    pub(super) fn new(page: &'a DuePage) -> DueRetries<'a> {
+        DueRetries { page, work: Vec::new(), counts: BTreeMap::new() }
+    }
+
+    /// Returns the sessions whose share is used up.
+    pub(super) fn full(&self) -> Vec<SessionKey> {
+        let full = self.counts.iter().filter(|(_, count)| **count >= self.page.per_session);
+        full.map(|(session, _)| *session).collect()
+    }
+
+    /// Adds work that a query found. A later query finds it again if its session is not full.
+    pub(super) fn add(&mut self, session: SessionKey, key: WorkKey) {
+        let known = self.work.iter().any(|(_, other)| *other == key);
+        let count = self.counts.entry(session).or_default();
+        if *count < self.page.per_session && !known && !self.page.skip.contains(&key) {
+            *count += 1;
+            self.work.push((session, key));
+        }
+    }
+
+    /// Returns the collected work. `complete` means that the last query found the rest.
+    pub(super) fn finish(self, complete: bool) -> (Vec<(SessionKey, WorkKey)>, bool) {
+        let more = !complete || !self.full().is_empty();
+        (self.work, more)
+    }
+}
+
+/// Longest pauses of stored work. Work that is due later than that was stored before the clock was set back.
+#[derive(Debug, Clone, Copy)]
+pub(crate) struct LongestPauses {
+    /// Pause before a retry of a request to a model or tool server.
+    pub(crate) retry: Duration,
+    /// Pause of a message between threads that could not be applied.
+    pub(crate) message: Duration,
+    /// Pause before a retry of an alert.
+    pub(crate) alert: Duration,
 }
 
 /// Selects a page of due work.

@@ -181,7 +181,7 @@ async fn an_export_beside_a_runtime_is_not_taken_for_that_runtime_started_again(
     let runtime =
         engine::open_postgres(&settings, &postgres, name, &key, &mut clock, on_commit, reserve).unwrap();
     let own = store::Fleet::id(&runtime);
-    assert_eq!(export(&settings, None, &mut Vec::new()).await.unwrap(), 0);
+    assert_eq!(export(&settings, None, &mut Vec::new()).await.unwrap(), Exported::default());
     let nodes = store::Fleet::nodes(&runtime).await.unwrap();
     assert!(nodes.iter().any(|node| node.id == own), "{nodes:?}");
 }

@@ -13,7 +13,7 @@ use futures_util::future::ready;
 use futures_util::stream::{self, StreamExt};
 use rap_agent::{Entry, Item};
 use rap_protocol::{InputSchema, Timestamp};
-use rap_runtime::model::{Error, Model, ModelAnswer, ModelRequest, OfferedTool, Spent};
+use rap_runtime::model::{AnswerMemory, Error, Model, ModelAnswer, ModelRequest, OfferedTool, Spent};
 use serde_json::{Value, json};
 use url::Url;
 
@@ -158,6 +158,7 @@ pub fn request() -> ModelRequest {
         turn: 7,
         images: true,
         spent: Spent::default(),
+        memory: AnswerMemory::default(),
     }
 }
 

@@ -124,6 +124,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         answers: Limiter::new(limits.notification_rate),
         scrapes: Limiter::new(SCRAPE_RATE),
         runs: Mutex::default(),
+        run_ended: Notify::new(),
         deadlines: Mutex::default(),
         deadline_changed: Notify::new(),
         early: Mutex::default(),

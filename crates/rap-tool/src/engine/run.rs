@@ -1,14 +1,17 @@
 //! Runs handlers of calls that are on disk: validates the arguments, runs the handler and commits its result.
 
-use std::panic::AssertUnwindSafe;
+use std::future::poll_fn;
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::pin::Pin;
 use std::sync::Arc;
+use std::task::{Context, Poll};
 use std::time::Instant;
 
-use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rap_protocol::schema::{Budget, Rejected};
 use rap_protocol::{CallId, ThreadId, limits};
 use serde_json::Value;
+use tokio::time::{Sleep, sleep};
 
 use super::deadlines::Deadline;
 use super::{Engine, Offer, Offered, Run, lock};
@@ -20,7 +23,7 @@ use crate::output::Output;
 use crate::rules::{Input, Returned, StopCause, time_left};
 use crate::scrub::Scrubber;
 use crate::subscription::Subscribe;
-use crate::tool::Handler;
+use crate::tool::{Handler, StartResult};
 
 const PANICKED: &str = "the tool failed unexpectedly; it may have done part of its work, so check before you call \
                         it again";
@@ -30,15 +33,45 @@ const LISTED_NAMES: usize = 50;
 
 /// A handler that has not been polled yet, and its call.
 struct Work {
-    handler: BoxFuture<'static, Returned>,
+    handler: Running,
     call: Call,
-    kind: WorkKind,
 }
 
-#[derive(Clone, Copy)]
-enum WorkKind {
-    Call,
-    Subscription,
+enum Running {
+    Call(BoxFuture<'static, Result<Output, Error>>),
+    Subscription(BoxFuture<'static, Result<(), Error>>),
+}
+
+impl Running {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<Ended> {
+        match self {
+            Running::Call(handler) => poll_handler(handler, context, Ended::Output),
+            Running::Subscription(handler) => poll_handler(handler, context, |()| Ended::Nothing),
+        }
+    }
+}
+
+/// Polls the author's future. A panic ends it.
+fn poll_handler<T>(
+    handler: &mut BoxFuture<'static, Result<T, Error>>,
+    context: &mut Context<'_>,
+    returned: fn(T) -> Ended,
+) -> Poll<Ended> {
+    match catch_unwind(AssertUnwindSafe(|| handler.as_mut().poll(context))) {
+        Ok(polled) => polled.map(|output| output.map_or_else(Ended::Error, returned)),
+        Err(_panic) => Poll::Ready(Ended::Panicked),
+    }
+}
+
+/// The end of a handler.
+enum Ended {
+    Output(Output),
+    /// The handler of a subscription has returned.
+    Nothing,
+    Error(Error),
+    Panicked,
+    /// The call was cancelled, and its handler has used up its grace time.
+    GraceOver,
 }
 
 impl Engine {
@@ -65,6 +98,7 @@ impl Engine {
         }
         self.clear_deadline(seq);
         lock(&self.runs).remove(&seq);
+        self.run_ended.notify_waiters();
     }
 
     /// Prepares a call. Returns `None` if it was stopped meanwhile; a cancelled call then has its result.
@@ -86,31 +120,72 @@ impl Engine {
         None
     }
 
-    /// Runs a handler until it returns, until it was stopped and its grace time is over, or until the server stops.
-    async fn work(self: &Arc<Self>, Work { handler, call, kind }: Work, run: &Run) {
+    /// Runs a handler until it returns, until it was stopped and its grace time is over, or until the server ends.
+    async fn work(self: &Arc<Self>, Work { mut handler, call }: Work, run: &Run) {
         let begun = Instant::now();
-        let server_ends = match kind {
-            WorkKind::Call => &self.ended,
-            // A subscription is resumed after a restart, so the server does not wait for it when it stops.
-            WorkKind::Subscription => &self.stopping,
-        };
-        let returned = tokio::select! {
-            returned = handler => Some(returned),
-            () = run.stopped_for(self.limits.cancel_grace) => None,
-            () = server_ends.cancelled() => return,
-        };
-        Box::pin(self.finish(&call, returned, begun)).await;
+        let mut grace = None;
+        let ended = poll_fn(|context| self.poll_work(&mut handler, run, &mut grace, context)).await;
+        drop(handler);
+        if let Some(ended) = ended {
+            Box::pin(self.finish(&call, ended, begun)).await;
+        }
     }
 
-    /// Ends a call whose handler has returned, or was dropped after its grace time.
-    async fn finish(self: &Arc<Self>, call: &Call, returned: Option<Returned>, begun: Instant) {
-        let outcome = match &returned {
-            Some(Returned::Result { .. }) => "result",
-            Some(Returned::Error(_)) => "error",
-            Some(Returned::Nothing) => "ended",
-            None => "dropped",
+    /// Polls a handler, and what may end it. `None` means that the server ends. There is no future to wait for a stop: it
+    /// would be most of the memory of an idle subscription.
+    fn poll_work(
+        &self,
+        handler: &mut Running,
+        run: &Run,
+        grace: &mut Option<Pin<Box<Sleep>>>,
+        context: &mut Context<'_>,
+    ) -> Poll<Option<Ended>> {
+        // Before everything is checked, so that no wake-up is lost.
+        run.task.register(context.waker());
+        if let Poll::Ready(ended) = handler.poll(context) {
+            return Poll::Ready(Some(ended));
+        }
+        let server_ends = match handler {
+            Running::Call(_) => &self.ended,
+            // A subscription is resumed after a restart, so the server does not wait for it when it stops.
+            Running::Subscription(_) => &self.stopping,
         };
-        let input = returned.map_or(Input::GraceOver, Input::Returned);
+        if server_ends.is_cancelled() {
+            return Poll::Ready(None);
+        }
+        if !run.is_stopped() {
+            return Poll::Pending;
+        }
+        let grace = grace.get_or_insert_with(|| Box::pin(sleep(self.limits.cancel_grace)));
+        grace.as_mut().poll(context).map(|()| Some(Ended::GraceOver))
+    }
+
+    /// Wakes the tasks of all handlers, because the server stops.
+    pub(super) fn wake_runs(&self) {
+        for run in lock(&self.runs).values() {
+            run.task.wake();
+        }
+    }
+
+    /// Ends a call whose handler has returned, or was dropped after its grace time. Output and errors are scrubbed, unless
+    /// the tool asks for unchanged output.
+    async fn finish(self: &Arc<Self>, call: &Call, ended: Ended, begun: Instant) {
+        let scrubber = call.scrubber();
+        let (outcome, input) = match ended {
+            Ended::Output(output) => {
+                let output = match scrubber {
+                    Some(scrubber) => scrubber.scrub(output).await,
+                    None => output,
+                };
+                ("result", Input::Returned(output.into_returned()))
+            }
+            Ended::Nothing => ("ended", Input::Returned(Returned::Nothing)),
+            Ended::Error(error) => {
+                ("error", Input::Returned(Returned::Error(text_of(error, scrubber).await)))
+            }
+            Ended::Panicked => ("error", Input::Returned(Returned::Error(PANICKED.into()))),
+            Ended::GraceOver => ("dropped", Input::GraceOver),
+        };
         // Ignored if the call has ended meanwhile.
         let taken = call.commit(input, None).await;
         let stopped = call.run().stop_cause();
@@ -144,22 +219,16 @@ impl Engine {
         };
         let arguments = Arc::unwrap_or_clone(arguments);
         let thread = self.thread(&call.caller, &call.thread);
-        let handle = Call::new(Arc::clone(self), Arc::clone(run), thread, &offered, &mut call);
-        let scrubber = handle.scrubber();
+        let handle = Call::new(Arc::clone(self), Arc::clone(run), thread, Arc::clone(&offered), &mut call);
         let call_handle = handle.clone();
-        // The author's code runs inside the future, where a panic is caught.
-        let (handler, kind): (BoxFuture<'static, Returned>, _) = match offered.tool.handler().clone() {
-            Handler::Call(handler) => {
-                let output = async move { handler(arguments, handle)?.await };
-                (Box::pin(returned_output(output, scrubber)), WorkKind::Call)
-            }
+        let handler = match offered.tool.handler() {
+            Handler::Call(handler) => Running::Call(started(|| handler(arguments, handle))),
             Handler::Subscription(handler) => {
                 let subscribe = Subscribe::new(handle, call.confirmed, call.cursor);
-                let ended = async move { handler(arguments, subscribe)?.await };
-                (Box::pin(returned_nothing(ended, scrubber)), WorkKind::Subscription)
+                Running::Subscription(started(|| handler(arguments, subscribe)))
             }
         };
-        Ok(Work { handler, call: call_handle, kind })
+        Ok(Work { handler, call: call_handle })
     }
 
     /// Returns the called tool, or an error message if it does not exist or the arguments are invalid.
@@ -195,40 +264,24 @@ struct RejectedCall {
     why: String,
 }
 
-/// Runs the handler of a call. Its output is scrubbed if there is a scrubber. A panic becomes an error.
-async fn returned_output(
-    handler: impl Future<Output = Result<Output, Error>>,
-    scrubber: Option<Arc<Scrubber>>,
-) -> Returned {
-    let output = match AssertUnwindSafe(handler).catch_unwind().await {
-        Ok(Ok(output)) => output,
-        failed => return failure(failed.map(Result::err), scrubber).await,
-    };
-    match scrubber {
-        Some(scrubber) => scrubber.scrub(output).await.into_returned(),
-        None => output.into_returned(),
+/// Calls the author's function. Its future fails if the function itself fails, and panics if it panics.
+fn started<T: Send + 'static>(
+    start: impl FnOnce() -> StartResult<T>,
+) -> BoxFuture<'static, Result<T, Error>> {
+    match catch_unwind(AssertUnwindSafe(start)) {
+        Ok(Ok(handler)) => handler,
+        Ok(Err(error)) => Box::pin(std::future::ready(Err(error))),
+        Err(panic) => Box::pin(async move { resume_unwind(panic) }),
     }
 }
 
-/// Runs the handler of a subscription.
-async fn returned_nothing(
-    handler: impl Future<Output = Result<(), Error>>,
-    scrubber: Option<Arc<Scrubber>>,
-) -> Returned {
-    match AssertUnwindSafe(handler).catch_unwind().await {
-        Ok(Ok(())) => Returned::Nothing,
-        failed => Box::pin(failure(failed.map(Result::err), scrubber)).await,
-    }
-}
-
-/// Returns the error of a handler, or a general one if it panicked, which is `Err`.
-async fn failure<P>(failed: Result<Option<Error>, P>, scrubber: Option<Arc<Scrubber>>) -> Returned {
-    let Ok(Some(error)) = failed else { return Returned::Error(PANICKED.into()) };
+/// Returns the error of a handler as the model sees it.
+async fn text_of(error: Error, scrubber: Option<Arc<Scrubber>>) -> String {
     if let Error::Source(cause) = &error {
         tracing::warn!(%cause, "a handler failed");
     }
-    Returned::Error(match scrubber {
+    match scrubber {
         Some(scrubber) => scrubber.scrub(error.for_model()).await,
         None => error.for_model(),
-    })
+    }
 }

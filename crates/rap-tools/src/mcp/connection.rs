@@ -69,14 +69,15 @@ pub(super) struct Connected {
 }
 
 impl Connected {
-    /// Returns the session. It is that of one user if there is a token.
-    pub(super) fn session(&self, server: &Server, token: Option<Secret>) -> Session {
+    /// Returns the session of all users.
+    pub(super) fn session(&self, server: &Server) -> Session {
         Session {
             server: server.config().name.clone(),
             peer: self.running.peer().clone(),
             calls: Arc::clone(&self.calls),
             ended: self.calls.ended.clone(),
-            token,
+            token: None,
+            user: None,
         }
     }
 
@@ -220,7 +221,7 @@ impl Server {
 
     /// Offers the tools of a connection until it ends. Returns why it ended.
     async fn serve(self: &Arc<Self>, connected: Connected) -> Result<String, NotConnected> {
-        let session = connected.session(self, None);
+        let session = connected.session(self);
         self.update(&session, connected.hints()).await?;
         tracing::info!(server = self.config().name, "the MCP server runs");
         self.set_state(State::Ready(session.clone()));

@@ -1,18 +1,27 @@
 //! Tools, resources and prompts of an MCP server, and the RAP tools that are made of them.
 
+mod per_user;
+
 use std::collections::{BTreeMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use rap_protocol::limits;
-use rap_tool::Tool;
+use rap_tool::{Call, Tool};
 use rmcp::ServiceError;
-use rmcp::model::{JsonObject, PaginatedRequestParams, Tool as McpTool};
+use rmcp::model::{
+    ClientRequest, JsonObject, ListPromptsRequest, ListResourceTemplatesRequest, ListResourcesRequest,
+    PaginatedRequestParams, Prompt, RequestOptionalParam, Resource, ResourceTemplate, ServerResult,
+    Tool as McpTool,
+};
 use rmcp::service::{Peer, RoleClient};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::server::Server;
+use super::session::Failure;
 use super::{McpServer, Trust, calls, reading};
+
+pub(super) use per_user::UserTools;
 
 /// Maximum number of tools of one server. Further ones are left out.
 const TOOLS: usize = 1_000;
@@ -86,7 +95,7 @@ fn contains(text: &[u8], part: &[u8]) -> bool {
 }
 
 /// Tools, resources and prompts of a server. Stored, so that calls can continue before the server runs again.
-#[derive(Clone, PartialEq, Default, Serialize, Deserialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub(super) struct Listing {
     /// False as long as the server has not said what it offers.
     known: bool,
@@ -94,6 +103,9 @@ pub(super) struct Listing {
     tasks: BTreeMap<String, TaskSupport>,
     /// The server may turn any call into a task: the extension of the protocol version 2026-07-28.
     may_make_tasks: bool,
+    /// Each user may have another list: names of resources and prompts are not part of this one.
+    #[serde(default)]
+    is_per_user: bool,
     /// Resources and templates, each as a line of text; `None` if the server has none.
     resources: Option<Vec<String>>,
     /// Prompts, each as a line of text; `None` if the server has none.
@@ -119,10 +131,16 @@ impl Listing {
             tools,
             tasks: hints.found(),
             may_make_tasks,
+            is_per_user: false,
             resources,
             prompts,
             instructions,
         })
+    }
+
+    /// Returns true if it may contain names that only one user should see.
+    pub(super) fn may_name_users(&self) -> bool {
+        self.known && !self.is_per_user
     }
 
     /// Returns true if the server has not said yet what it offers.
@@ -146,7 +164,7 @@ impl Listing {
             let name = own_name(config, &tool.name);
             add(name.clone(), annotated(config, tool, self.tool(server, name, tool)));
         }
-        if self.is_unknown() {
+        if self.is_unknown() || self.is_per_user && self.tools.is_empty() {
             let name = own_name(config, "sign_in");
             add(name.clone(), reading::sign_in(server, name));
         }
@@ -154,9 +172,17 @@ impl Listing {
             let name = own_name(config, "read_resource");
             add(name.clone(), reading::read_resource(server, name, &list("Resources", resources)));
         }
+        if self.resources.is_some() && self.is_per_user {
+            let name = own_name(config, "list_resources");
+            add(name.clone(), reading::list_resources(server, name));
+        }
         if let Some(prompts) = &self.prompts {
             let name = own_name(config, "get_prompt");
             add(name.clone(), reading::get_prompt(server, name, &list("Prompts", prompts)));
+        }
+        if self.prompts.is_some() && self.is_per_user {
+            let name = own_name(config, "list_prompts");
+            add(name.clone(), reading::list_prompts(server, name));
         }
         tools
     }
@@ -236,11 +262,9 @@ fn line(id: &str, name: Option<&str>, about: Option<&str>) -> String {
 }
 
 /// Reads a list page by page, up to a number of items.
-async fn pages<T, P>(
-    mut page: impl FnMut(Option<PaginatedRequestParams>) -> P,
-) -> Result<Vec<T>, ServiceError>
+async fn pages<T, E, P>(mut page: impl FnMut(Option<PaginatedRequestParams>) -> P) -> Result<Vec<T>, E>
 where
-    P: Future<Output = Result<(Vec<T>, Option<String>), ServiceError>>,
+    P: Future<Output = Result<(Vec<T>, Option<String>), E>>,
 {
     let (mut all, mut cursor) = (Vec::new(), None);
     for _ in 0..PAGES {
@@ -272,32 +296,81 @@ async fn resources(peer: &Peer<RoleClient>) -> Option<Vec<String>> {
         peer.list_resources(parameters).await.map(|page| (page.resources, page.next_cursor))
     });
     let templates = pages(|parameters| async move {
-        let page = peer.list_resource_templates(parameters).await?;
-        Ok((page.resource_templates, page.next_cursor))
+        let page = peer.list_resource_templates(parameters).await;
+        page.map(|page| (page.resource_templates, page.next_cursor))
     });
-    let (resources, templates) = (resources.await.unwrap_or_default(), templates.await.unwrap_or_default());
+    let lines = resource_lines(&resources.await.unwrap_or_default(), &templates.await.unwrap_or_default());
+    (!lines.is_empty()).then_some(lines)
+}
+
+fn resource_lines(resources: &[Resource], templates: &[ResourceTemplate]) -> Vec<String> {
     let resources =
         resources.iter().map(|found| line(&found.uri, Some(&found.name), found.description.as_deref()));
     let templates = templates
         .iter()
         .map(|found| line(&found.uri_template, Some(&found.name), found.description.as_deref()));
-    let lines: Vec<String> = resources.chain(templates).take(TOOLS).collect();
-    (!lines.is_empty()).then_some(lines)
+    resources.chain(templates).take(TOOLS).collect()
 }
 
 async fn prompts(peer: &Peer<RoleClient>) -> Option<Vec<String>> {
     let prompts = pages(|parameters| async move {
         peer.list_prompts(parameters).await.map(|page| (page.prompts, page.next_cursor))
     });
-    let prompts = prompts.await.unwrap_or_default();
-    let described = |prompt: &rmcp::model::Prompt| {
+    let lines = prompt_lines(&prompts.await.unwrap_or_default());
+    (!lines.is_empty()).then_some(lines)
+}
+
+fn prompt_lines(prompts: &[Prompt]) -> Vec<String> {
+    let described = |prompt: &Prompt| {
         let arguments: Vec<String> =
             prompt.arguments.iter().flatten().map(|argument| argument.name.clone()).collect();
         let name = format!("{} ({})", prompt.name, arguments.join(", "));
         line(&name, None, prompt.description.as_deref())
     };
-    let lines: Vec<String> = prompts.iter().take(TOOLS).map(described).collect();
-    (!lines.is_empty()).then_some(lines)
+    prompts.iter().take(TOOLS).map(described).collect()
+}
+
+/// Returns the resources and templates that the user of a call has, each as a line of text.
+pub(super) async fn resources_of_user(server: Arc<Server>, call: Call) -> Result<Vec<String>, Failure> {
+    let (server, call) = (&server, &call);
+    let resources = pages(|parameters| async move {
+        let request = ListResourcesRequest { params: parameters, ..RequestOptionalParam::default() };
+        match server.request(call, ClientRequest::ListResourcesRequest(request)).await? {
+            ServerResult::ListResourcesResult(page) => Ok((page.resources, page.next_cursor)),
+            _ => Err(no_list()),
+        }
+    });
+    let resources = resources.await?;
+    let templates = pages(|parameters| async move {
+        let request = ListResourceTemplatesRequest { params: parameters, ..RequestOptionalParam::default() };
+        match server.request(call, ClientRequest::ListResourceTemplatesRequest(request)).await {
+            Ok(ServerResult::ListResourceTemplatesResult(page)) => {
+                Ok((page.resource_templates, page.next_cursor))
+            }
+            // Many servers have none, and say so with an error.
+            Err(Failure::Refused(_)) => Ok((Vec::new(), None)),
+            Ok(_) => Err(no_list()),
+            Err(failure) => Err(failure),
+        }
+    });
+    Ok(resource_lines(&resources, &templates.await?))
+}
+
+/// Returns the prompts that the user of a call has, each as a line of text.
+pub(super) async fn prompts_of_user(server: Arc<Server>, call: Call) -> Result<Vec<String>, Failure> {
+    let (server, call) = (&server, &call);
+    let prompts = pages(|parameters| async move {
+        let request = ListPromptsRequest { params: parameters, ..RequestOptionalParam::default() };
+        match server.request(call, ClientRequest::ListPromptsRequest(request)).await? {
+            ServerResult::ListPromptsResult(page) => Ok((page.prompts, page.next_cursor)),
+            _ => Err(no_list()),
+        }
+    });
+    Ok(prompt_lines(&prompts.await?))
+}
+
+fn no_list() -> Failure {
+    Failure::NotAnswered("it did not return a list".into())
 }
 
 #[cfg(test)]
@@ -325,14 +398,14 @@ mod tests {
         let mut read = 0;
         let endless = pages(|_| {
             read += 1;
-            std::future::ready(Ok((vec![0; 10], Some("next".to_owned()))))
+            std::future::ready(Ok::<_, ServiceError>((vec![0; 10], Some("next".to_owned()))))
         });
         assert_eq!(endless.await.unwrap().len(), TOOLS);
         assert_eq!(read, TOOLS / 10);
         let mut read = 0;
         let empty = pages(|_| {
             read += 1;
-            std::future::ready(Ok((Vec::<u8>::new(), Some("next".to_owned()))))
+            std::future::ready(Ok::<_, ServiceError>((Vec::<u8>::new(), Some("next".to_owned()))))
         });
         assert!(empty.await.unwrap().is_empty());
         assert_eq!(read, PAGES);

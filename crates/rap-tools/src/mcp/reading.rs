@@ -9,8 +9,9 @@ use rmcp::model::{
 };
 use serde_json::{Value, json};
 
-use super::content;
 use super::server::Server;
+use super::session::Failure;
+use super::{content, listing};
 
 /// Returns a tool that reads a resource of the server.
 pub(super) fn read_resource(server: &Arc<Server>, name: String, listed: &str) -> Tool {
@@ -36,6 +37,36 @@ async fn read(server: Arc<Server>, arguments: JsonObject, call: Call) -> Result<
         }
         _ => Err(Error::new(format!("the MCP server {name} returned something else"))),
     }
+}
+
+/// Returns a tool that lists the resources that its caller has.
+pub(super) fn list_resources(server: &Arc<Server>, name: String) -> Tool {
+    let about = format!("Lists the resources of the MCP server {} for read_resource.", server.config().name);
+    lister(server, name, listing::resources_of_user).description(about)
+}
+
+/// Returns a tool that lists the prompts that its caller has.
+pub(super) fn list_prompts(server: &Arc<Server>, name: String) -> Tool {
+    let about = format!("Lists the prompts of the MCP server {} for get_prompt.", server.config().name);
+    lister(server, name, listing::prompts_of_user).description(about)
+}
+
+fn lister<F>(server: &Arc<Server>, name: String, list: fn(Arc<Server>, Call) -> F) -> Tool
+where
+    F: Future<Output = Result<Vec<String>, Failure>> + Send + 'static,
+{
+    let server = Arc::clone(server);
+    let handler = move |_: JsonObject, call: Call| {
+        let server = Arc::clone(&server);
+        async move {
+            let listed = list(Arc::clone(&server), call).await;
+            let lines = listed.map_err(|failure| failure.of(&server.config().name))?;
+            let text = |text| rap_tool::Content::Text { text };
+            Ok(content::bounded_output(lines.into_iter().map(text)))
+        }
+    };
+    let schema = json!({"type": "object", "properties": {}});
+    Tool::with_schema(name, schema, handler).read_only().restartable().without_scrubbing()
 }
 
 /// Returns a tool with which a user signs in to a server whose tools are not known before.

@@ -5,7 +5,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::atomic::AtomicBool;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use axum::Router;
 use rap_tool::{Call, Error, Mounted, ToolServer};
@@ -17,7 +17,7 @@ use tokio_util::sync::CancellationToken;
 
 use super::McpServer;
 use super::connection::NotConnected;
-use super::listing::{Listing, TaskHints};
+use super::listing::{Listing, TaskHints, UserTools};
 use super::notices::excerpt;
 use super::session::{Failure, Session};
 use super::users::Users;
@@ -51,6 +51,9 @@ pub(super) enum State {
 struct Stored {
     versions: Vec<String>,
     listing: Listing,
+    /// Tools of the users, if they have to sign in.
+    #[serde(default)]
+    user_tools: UserTools,
 }
 
 /// URLs under which a server is reached.
@@ -70,6 +73,8 @@ pub(super) struct Server {
     state: watch::Sender<State>,
     mounted: Mutex<Option<Mounted>>,
     listing: Mutex<Listing>,
+    /// Tools of the users, if they have to sign in. Its lock is held while the offered tools are replaced.
+    user_tools: tokio::sync::Mutex<UserTools>,
     /// True if the server knows only the protocol version without handshake.
     pub(super) has_no_handshake: AtomicBool,
     pub(super) users: Users,
@@ -98,6 +103,7 @@ impl Server {
             state: watch::Sender::new(State::Starting),
             mounted: Mutex::default(),
             listing: Mutex::default(),
+            user_tools: tokio::sync::Mutex::default(),
             has_no_handshake: AtomicBool::default(),
             users: Users::default(),
             stop,
@@ -212,6 +218,7 @@ impl Server {
     /// Mounts the tool server with the tools that the last process stored, so that the calls of that process continue.
     pub(super) async fn resume(self: &Arc<Self>) {
         let Some(stored) = self.stored() else { return };
+        *self.user_tools.lock().await = stored.user_tools;
         if let Err(why) = self.mount(&stored.listing, stored.versions).await {
             tracing::warn!(server = self.config.name, why, "the tools of the last time cannot be used");
         }
@@ -247,7 +254,16 @@ impl Server {
     /// Offers the tools of the last time, or one to sign in with, until the bridge stops.
     pub(super) async fn let_users_sign_in(self: &Arc<Self>, challenge: String) -> String {
         let is_mounted = lock(&self.mounted).is_some();
-        if !is_mounted && let Err(why) = self.mount(&Listing::default(), Vec::new()).await {
+        let stored = self.stored().map(|stored| stored.listing).filter(Listing::may_name_users);
+        let offered = match (is_mounted, stored) {
+            (false, _) => self.mount(&Listing::default(), Vec::new()).await,
+            (true, Some(listing)) => {
+                let users = self.user_tools.lock().await;
+                self.offer(&listing.without_names(), &users).await
+            }
+            (true, None) => Ok(()),
+        };
+        if let Err(why) = offered {
             return why;
         }
         tracing::info!(server = self.config.name, "the MCP server asks each user to sign in");
@@ -281,15 +297,27 @@ impl Server {
             }
             Err(_) => return Err(failed(format!("did not list its tools within {LIST_WITHIN:?}"))),
         };
+        let mut users = self.user_tools.lock().await;
+        let listing = match &session.user {
+            None => listing,
+            // Everybody may list the tools of this server. They are known from the session of all users.
+            Some(_) if !matches!(*self.state.borrow(), State::SignIn) => return Ok(()),
+            Some(user) => {
+                let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
+                users.common(user, listing, now)
+            }
+        };
         let is_known = *lock(&self.listing) == listing && lock(&self.mounted).is_some();
         if !is_known {
-            self.offer(&listing).await.map_err(failed)?;
+            self.offer(&listing, &users).await.map_err(failed)?;
             *lock(&self.listing) = listing;
+        } else if session.user.is_some() {
+            self.remember_tools(&listing, &users);
         }
         Ok(())
     }
 
-    async fn offer(self: &Arc<Self>, listing: &Listing) -> Result<(), String> {
+    async fn offer(self: &Arc<Self>, listing: &Listing, users: &UserTools) -> Result<(), String> {
         let replaced = {
             let mounted = lock(&self.mounted);
             mounted.as_ref().map(|mounted| mounted.replace_tools(listing.tools(self)))
@@ -298,12 +326,17 @@ impl Server {
             Some(replaced) => replaced.map_err(|error| error.to_string())?,
             None => self.mount(listing, Vec::new()).await?,
         }
+        self.remember_tools(listing, users);
+        Ok(())
+    }
+
+    /// Stores the tools for the next start.
+    fn remember_tools(&self, listing: &Listing, users: &UserTools) {
         let versions = lock(&self.mounted).as_ref().map(Mounted::versions).unwrap_or_default();
-        let stored = Stored { versions, listing: listing.clone() };
+        let stored = Stored { versions, listing: listing.clone(), user_tools: users.clone() };
         if let Err(error) = self.store(&stored) {
             tracing::warn!(server = self.config.name, %error, "the list of tools cannot be stored");
         }
-        Ok(())
     }
 
     async fn mount(self: &Arc<Self>, listing: &Listing, versions: Vec<String>) -> Result<(), String> {

@@ -34,6 +34,8 @@ pub(super) struct Session {
     pub(super) ended: CancellationToken,
     /// Access token of the user whose session it is. `None` for the session of all users.
     pub(super) token: Option<Secret>,
+    /// The user whose session it is. `None` for the session of all users.
+    pub(super) user: Option<String>,
 }
 
 /// Reason why a request has no result.

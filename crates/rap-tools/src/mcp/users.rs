@@ -67,6 +67,12 @@ fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
+/// Returns the owner of the tokens that a call uses: its user, or its session if it has none.
+fn owner(call: &Call) -> String {
+    let session = call.ancestors().first().unwrap_or_else(|| call.thread().id());
+    call.user_id().map_or_else(|| format!("session {session}"), |user| format!("user {}", user.as_str()))
+}
+
 impl Users {
     /// Returns the cell of the session with a token, and ends sessions that are not needed any more.
     fn cell(&self, token: &str) -> SessionCell {
@@ -124,7 +130,7 @@ impl Server {
             if let Some(session) = cell.as_ref().filter(|session| !session.ended.is_cancelled()) {
                 return Ok(session.clone());
             }
-            let (connected, session) = match self.connect_as(&url, &token).await {
+            let (connected, session) = match self.connect_as(&url, &token, owner(call)).await {
                 Ok(connected) => connected,
                 Err(NotConnected::SignIn(challenge)) => {
                     drop(cell);
@@ -152,9 +158,10 @@ impl Server {
         self: &Arc<Self>,
         url: &Url,
         token: &Secret,
+        user: String,
     ) -> Result<(Connected, Session), NotConnected> {
         let connected = self.connect_to(url.as_str(), Some(token)).await?;
-        let session = connected.session(self, Some(token.clone()));
+        let session = Session { token: Some(token.clone()), user: Some(user), ..connected.session(self) };
         self.update(&session, connected.hints()).await?;
         Ok((connected, session))
     }

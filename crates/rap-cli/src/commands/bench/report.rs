@@ -90,6 +90,8 @@ pub(super) struct ToolServer {
     pub(super) invocations: Rate,
     pub(super) share_of_router: f64,
     pub(super) results_per_second: f64,
+    /// Times from the end of a handler to the callback with its result, one call after the other.
+    pub(super) result_delay: Rate,
     pub(super) subscriptions: u64,
     pub(super) subscription_bytes: u64,
 }
@@ -152,9 +154,11 @@ impl Report {
             ));
         }
         line(format_args!(
-            "tool server: {:.0} % of the router, {:.0} results/s, {} subscriptions in {:.1} MB",
+            "tool server: {:.0} % of the router, {:.0} results/s, delivered {:.2} ms after the handler's end, \
+             {} subscriptions in {:.1} MB",
             100.0 * tool.share_of_router,
             tool.results_per_second,
+            tool.result_delay.p50_us / 1e3,
             tool.subscriptions,
             tool.subscription_bytes as f64 / 1e6,
         ));

@@ -8,11 +8,13 @@ use rmcp::model::{
     CustomResult, ErrorCode, GetTaskParams, GetTaskResult, Implementation, InitializeRequestParams,
     InitializeResult, JsonObject, ListResourcesResult, ListToolsResult, PaginatedRequestParams,
     ReadResourceRequestParams, ReadResourceResponse, ReadResourceResult, ResourceUpdatedNotificationParam,
-    ServerCapabilities, ServerConfig, SubscribeRequestParams, SubscriptionFilter, Tool, ToolAnnotations,
-    UnsubscribeRequestParams, UpdateTaskParams,
+    ServerCapabilities, ServerConfig, ServerResult, SubscribeRequestParams, SubscriptionFilter, Tool,
+    ToolAnnotations, UnsubscribeRequestParams, UpdateTaskParams,
 };
 use rmcp::service::{NotificationContext, Peer, RequestContext, SubscriptionContext, SubscriptionSendError};
+use rmcp::task_manager::TaskManager;
 use rmcp::{ErrorData, RoleServer, ServerHandler, ServiceError};
+use serde::de::DeserializeOwned;
 use serde_json::json;
 use tokio::sync::broadcast::error::RecvError;
 
@@ -20,6 +22,7 @@ use super::bridge::Bridge;
 use super::call::Call;
 use super::convert::{self, Abilities, object_schema};
 use super::session::{NotStarted, Session, SessionChange, URI};
+use super::tasks::{self, CallAsTask, OfTask, Task, has_tasks};
 use super::waiting::{self, Parked};
 
 /// Tools for calls that nobody waits for. They are listed when the session has such a call.
@@ -117,6 +120,67 @@ impl ToolsHandler {
         result
     }
 
+    /// Starts a call as a task, as the client has asked.
+    async fn call_as_task(
+        &self,
+        request: CallAsTask,
+        context: RequestContext<RoleServer>,
+    ) -> Result<CustomResult, ErrorData> {
+        let ttl = request.ttl();
+        let CallAsTask { name, arguments, .. } = request;
+        if !has_tasks(&context) {
+            let mut request = CallToolRequestParams::new(name);
+            request.arguments = arguments;
+            return Ok(tasks::plain(self.call_tool(request, context).await?.into()));
+        }
+        if BUILT_IN.contains(&name.as_str()) {
+            let why = format!("{name} cannot be called as a task");
+            return Err(ErrorData::new(ErrorCode::METHOD_NOT_FOUND, why, None));
+        }
+        let session = self.session();
+        if !session.tasks.make_room() {
+            return Err(ErrorData::internal_error("too many tasks are running; cancel one of them", None));
+        }
+        let running = session.start(&name, arguments.unwrap_or_default()).await;
+        let running = running.map_err(|error| match error {
+            NotStarted::UnknownTool => unknown_tool(&name),
+            NotStarted::Failed(why) => ErrorData::internal_error(why, None),
+        })?;
+        let abilities =
+            Abilities::of(context.client_capabilities().as_ref(), context.protocol_version().as_ref());
+        let task = Task::start(&session, running, ttl, abilities, context);
+        Ok(CustomResult(json!({"task": task.describe()})))
+    }
+
+    /// Lists the tools, and says which can be called as tasks.
+    async fn list_with_tasks(&self, context: RequestContext<RoleServer>) -> Result<CustomResult, ErrorData> {
+        let has_tasks = has_tasks(&context);
+        let CustomResult(mut listed) =
+            tasks::plain(ServerResult::ListToolsResult(self.list_tools(None, context).await?));
+        for tool in listed["tools"].as_array_mut().into_iter().flatten().filter(|_| has_tasks) {
+            if !BUILT_IN.iter().any(|name| tool["name"] == *name) {
+                tool["execution"] = json!({"taskSupport": "optional"});
+            }
+        }
+        Ok(CustomResult(listed))
+    }
+
+    /// Answers a request about a task: one that the client has asked for, or one that this server has made of a long call.
+    fn task(
+        &self,
+        OfTask { task_id }: OfTask,
+        context: &RequestContext<RoleServer>,
+        made: impl Fn(&TaskManager, &str) -> Result<ServerResult, ErrorData>,
+    ) -> Result<CustomResult, ErrorData> {
+        if let Some(task) = self.session().tasks.find(&task_id) {
+            return Ok(CustomResult(task.describe()));
+        }
+        if !context.client_capabilities().is_some_and(|capabilities| capabilities.supports_tasks()) {
+            return Err(unknown_task(&task_id));
+        }
+        Ok(tasks::plain(made(&self.bridge.tasks, &task_id)?))
+    }
+
     fn cancel_call(&self, arguments: &JsonObject) -> CallToolResult {
         match self.named_call(arguments) {
             Ok(call) => {
@@ -178,6 +242,19 @@ async fn tell_everything(peer: &Peer<RoleServer>, followed: Vec<String>) -> Resu
         peer.notify_resource_updated(ResourceUpdatedNotificationParam::new(uri)).await?;
     }
     Ok(())
+}
+
+fn unknown_tool(name: &str) -> ErrorData {
+    ErrorData::invalid_params(format!("there is no tool {name}"), None)
+}
+
+fn unknown_task(id: &str) -> ErrorData {
+    ErrorData::invalid_params(format!("there is no task {id}"), None)
+}
+
+/// Reads the parameters of a custom request.
+fn read<T: DeserializeOwned>(params: serde_json::Value) -> Result<T, ErrorData> {
+    serde_json::from_value(params).map_err(|error| ErrorData::invalid_params(error.to_string(), None))
 }
 
 /// Answer to a request that is not known, or whose parameters could not be read.
@@ -299,9 +376,7 @@ impl ServerHandler for ToolsHandler {
                     waiting::Caller { bridge: &self.bridge, parked: &self.parked, abilities, context };
                 caller.wait_for(running).await
             }
-            Err(NotStarted::UnknownTool) => {
-                Err(ErrorData::invalid_params(format!("there is no tool {}", request.name), None))
-            }
+            Err(NotStarted::UnknownTool) => Err(unknown_tool(&request.name)),
             Err(NotStarted::Failed(why)) => Ok(convert::error(&why).into()),
         }
     }
@@ -402,8 +477,37 @@ impl ServerHandler for ToolsHandler {
     async fn on_custom_request(
         &self,
         request: CustomRequest,
-        _: RequestContext<RoleServer>,
+        context: RequestContext<RoleServer>,
     ) -> Result<CustomResult, ErrorData> {
-        Err(unknown_request(request))
+        let params = request.params.clone().unwrap_or_default();
+        match request.method.as_str() {
+            "tools/call" if params["task"].is_object() => self.call_as_task(read(params)?, context).await,
+            // With other parameters they are not valid.
+            "tools/list" if params == json!({}) => self.list_with_tasks(context).await,
+            "tasks/get" => self.task(read(params)?, &context, |tasks, id| {
+                Ok(ServerResult::GetTaskResult(GetTaskResult::new(tasks.get_task(id)?)))
+            }),
+            "tasks/cancel" => {
+                let OfTask { task_id } = read(params.clone())?;
+                if self.session().tasks.find(&task_id).is_some_and(|task| !task.cancel()) {
+                    return Err(ErrorData::invalid_params(format!("the task {task_id} has ended"), None));
+                }
+                self.task(read(params)?, &context, |tasks, id| {
+                    tasks.cancel_task(id).map(ServerResult::task_ack)
+                })
+            }
+            "tasks/result" if has_tasks(&context) => {
+                let OfTask { task_id } = read(params)?;
+                let task = self.session().tasks.find(&task_id).ok_or_else(|| unknown_task(&task_id))?;
+                task.result(&context).await
+            }
+            "tasks/list" if has_tasks(&context) && params["cursor"].is_null() => {
+                Ok(CustomResult(self.session().tasks.list()))
+            }
+            "tasks/list" if has_tasks(&context) => {
+                Err(ErrorData::invalid_params("there is no further page of tasks", None))
+            }
+            _ => Err(unknown_request(request)),
+        }
     }
 }

@@ -9,13 +9,16 @@ use axum::body::Body;
 use axum::extract::{Request, State};
 use axum::middleware::{Next, from_fn_with_state};
 use axum::response::{IntoResponse, Response};
+use futures_util::Stream;
 use http::header::{AUTHORIZATION, CACHE_CONTROL, WWW_AUTHENTICATE, X_CONTENT_TYPE_OPTIONS};
 use http::{HeaderMap, HeaderValue, Method, StatusCode};
 use rap_io::body::{BodyLimits, BodyMemory};
 use rap_io::serve::{ServeLimits, serve_until};
 use rap_protocol::Secret;
 use rmcp::ServerHandler;
+use rmcp::model::{ClientJsonRpcMessage, ServerJsonRpcMessage};
 use rmcp::transport::streamable_http_server::session::local::{LocalSessionManager, SessionConfig};
+use rmcp::transport::streamable_http_server::session::{ServerSseMessage, SessionId, SessionManager};
 use rmcp::transport::streamable_http_server::{StreamableHttpServerConfig, StreamableHttpService};
 use sha2::{Digest, Sha256};
 use tokio::net::TcpListener;
@@ -23,6 +26,7 @@ use tokio::time::timeout;
 use tokio_util::sync::CancellationToken;
 
 use super::callbacks::refused;
+use super::tasks;
 
 /// Path of the endpoint.
 pub(super) const PATH: &str = "/mcp";
@@ -52,7 +56,71 @@ pub(super) struct Admission {
 struct Gate {
     token: Option<[u8; 32]>,
     bodies: BodyMemory,
-    sessions: Arc<LocalSessionManager>,
+    sessions: Arc<Sessions>,
+}
+
+/// The sessions, whose messages are changed where the library does not know the tasks of the protocol version 2025-11-25.
+struct Sessions {
+    local: LocalSessionManager,
+    has_tasks: bool,
+}
+
+impl Sessions {
+    fn routed(&self, message: ClientJsonRpcMessage) -> ClientJsonRpcMessage {
+        if self.has_tasks { tasks::route(message) } else { message }
+    }
+}
+
+impl SessionManager for Sessions {
+    type Error = <LocalSessionManager as SessionManager>::Error;
+    type Transport = <LocalSessionManager as SessionManager>::Transport;
+
+    async fn create_session(&self) -> Result<(SessionId, Self::Transport), Self::Error> {
+        self.local.create_session().await
+    }
+
+    async fn initialize_session(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<ServerJsonRpcMessage, Self::Error> {
+        self.local.initialize_session(id, message).await.map(tasks::announce)
+    }
+
+    async fn has_session(&self, id: &SessionId) -> Result<bool, Self::Error> {
+        self.local.has_session(id).await
+    }
+
+    async fn close_session(&self, id: &SessionId) -> Result<(), Self::Error> {
+        self.local.close_session(id).await
+    }
+
+    async fn create_stream(
+        &self,
+        id: &SessionId,
+        message: ClientJsonRpcMessage,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.local.create_stream(id, self.routed(message)).await
+    }
+
+    async fn accept_message(&self, id: &SessionId, message: ClientJsonRpcMessage) -> Result<(), Self::Error> {
+        self.local.accept_message(id, message).await
+    }
+
+    async fn create_standalone_stream(
+        &self,
+        id: &SessionId,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.local.create_standalone_stream(id).await
+    }
+
+    async fn resume(
+        &self,
+        id: &SessionId,
+        last_event_id: String,
+    ) -> Result<impl Stream<Item = ServerSseMessage> + Send + Sync + 'static, Self::Error> {
+        self.local.resume(id, last_event_id).await
+    }
 }
 
 /// Serves clients until `stop` is cancelled. Each session has a handler of its own.
@@ -66,7 +134,8 @@ pub(super) async fn serve<H: ServerHandler>(
     let mut sessions = LocalSessionManager::default();
     sessions.session_config = SessionConfig::default();
     sessions.session_config.keep_alive = Some(SESSION_IDLE);
-    let sessions = Arc::new(sessions);
+    let has_tasks = handler().get_info().capabilities.supports_tasks();
+    let sessions = Arc::new(Sessions { local: sessions, has_tasks });
     let config = config(address, &admission, stop.child_token());
     let service = StreamableHttpService::new(move || Ok(handler()), Arc::clone(&sessions), config);
     let token = admission.token.map(|token| Sha256::digest(token.expose()).into());
@@ -99,7 +168,10 @@ async fn admit(State(gate): State<Arc<Gate>>, request: Request, next: Next) -> R
         Ok(()) if request.method() == Method::POST => {
             let (head, body) = request.into_parts();
             match gate.bodies.read_json(&head.headers, body, BODY).await {
-                Ok(received) => next.run(Request::from_parts(head, Body::from(received.bytes))).await,
+                Ok(received) => {
+                    let body = tasks::mark(&received.bytes).map_or(received.bytes, Into::into);
+                    next.run(Request::from_parts(head, Body::from(body))).await
+                }
                 Err(error) => refused(error).into_response(),
             }
         }
@@ -123,7 +195,7 @@ impl Gate {
                 return Err((StatusCode::UNAUTHORIZED, challenge, why).into_response());
             }
         }
-        if !headers.contains_key(SESSION_ID) && self.sessions.sessions.read().await.len() >= SESSIONS {
+        if !headers.contains_key(SESSION_ID) && self.sessions.local.sessions.read().await.len() >= SESSIONS {
             let why = format!("{SESSIONS} sessions are open; end one with DELETE, or try again later");
             return Err((StatusCode::SERVICE_UNAVAILABLE, why).into_response());
         }

@@ -13,6 +13,7 @@ use tokio::sync::broadcast;
 use super::bridge::{Bridge, OPEN_CALLS};
 use super::call::{Applied, Call};
 use super::random_hex;
+use super::tasks::Tasks;
 use super::tool_server::{NotSent, ToolServer};
 
 /// Maximum number of calls of one session that have ended and can still be read.
@@ -27,6 +28,8 @@ pub(super) struct Session {
     bridge: Arc<Bridge>,
     group: ThreadId,
     calls: Mutex<BTreeMap<CallId, Held>>,
+    /// Tasks that the client has asked for.
+    pub(super) tasks: Tasks,
     /// Resources whose changes the client wants to know.
     subscribed: Mutex<HashSet<String>>,
     changes: broadcast::Sender<SessionChange>,
@@ -74,6 +77,7 @@ impl Session {
             bridge: Arc::clone(bridge),
             group: ThreadId::new(format!("mcp_{id}")).expect("bug: letters and digits are a valid id"),
             calls: Mutex::default(),
+            tasks: Tasks::default(),
             subscribed: Mutex::default(),
             changes: broadcast::Sender::new(CHANGES),
             closed: AtomicBool::new(false),

@@ -10,10 +10,16 @@ use rmcp::transport::Transport;
 use rmcp::transport::async_rw::AsyncRwTransport;
 use rmcp::transport::io::{StdioReader, StdioWriter, stdio_pipes};
 use rmcp::{RoleServer, ServerHandler, ServiceExt};
+use tokio::io::{AsyncBufReadExt, AsyncReadExt, AsyncWriteExt, BufReader, DuplexStream};
 use tokio_util::sync::CancellationToken;
+
+use super::tasks;
 
 /// Maximum length of a line, in bytes. A longer one is skipped.
 const LINE_BYTES: usize = 16 * 1024 * 1024;
+
+/// Size of the buffers between the input and the library, in bytes.
+const PIPE_BYTES: usize = 64 * 1024;
 
 /// Time that calls have to end after stdin was closed.
 const GRACE: Duration = Duration::from_secs(1);
@@ -25,8 +31,9 @@ pub(super) async fn serve(
     end: impl Future<Output = ()> + Send + 'static,
 ) -> anyhow::Result<()> {
     let (stdin, stdout) = stdio_pipes();
-    let transport = AsyncRwTransport::new_server(stdin, stdout).with_max_line_length(LINE_BYTES);
-    let transport = FromFirstRequest { transport, has_begun: false, end: Some(Box::pin(end)) };
+    let has_tasks = handler.get_info().capabilities.supports_tasks();
+    let transport = AsyncRwTransport::new_server(marked(stdin), stdout).with_max_line_length(LINE_BYTES);
+    let transport = FromFirstRequest { transport, has_begun: false, has_tasks, end: Some(Box::pin(end)) };
     let running = match handler.serve_with_ct(transport, stop).await {
         Ok(running) => running,
         Err(ServerInitializeError::ConnectionClosed(_) | ServerInitializeError::Cancelled) => return Ok(()),
@@ -38,10 +45,32 @@ pub(super) async fn serve(
     }
 }
 
+/// Returns the lines of the input, in which requests for tasks are marked.
+fn marked(input: StdioReader) -> DuplexStream {
+    let (mut writer, reader) = tokio::io::duplex(PIPE_BYTES);
+    tokio::spawn(async move {
+        let mut input = BufReader::with_capacity(PIPE_BYTES, input);
+        let mut line = Vec::new();
+        // A line that is too long comes in parts, which stay as they are.
+        while let Ok(1..) = (&mut input).take(LINE_BYTES as u64).read_until(b'\n', &mut line).await {
+            let written = match tasks::mark(&line) {
+                Some(marked) => writer.write_all(&marked).await,
+                None => writer.write_all(&line).await,
+            };
+            if written.is_err() {
+                return;
+            }
+            line.clear();
+        }
+    });
+    reader
+}
+
 /// Skips what arrives before the first request. There is nothing that it could refer to.
 struct FromFirstRequest {
-    transport: AsyncRwTransport<RoleServer, StdioReader, StdioWriter>,
+    transport: AsyncRwTransport<RoleServer, DuplexStream, StdioWriter>,
     has_begun: bool,
+    has_tasks: bool,
     /// Runs some time after the end of the input.
     end: Option<Pin<Box<dyn Future<Output = ()> + Send>>>,
 }
@@ -53,7 +82,7 @@ impl Transport<RoleServer> for FromFirstRequest {
         &mut self,
         item: TxJsonRpcMessage<RoleServer>,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
-        self.transport.send(item)
+        self.transport.send(tasks::announce(item))
     }
 
     async fn receive(&mut self) -> Option<RxJsonRpcMessage<RoleServer>> {
@@ -69,7 +98,7 @@ impl Transport<RoleServer> for FromFirstRequest {
             };
             self.has_begun |= matches!(message, JsonRpcMessage::Request(_));
             if self.has_begun {
-                return Some(message);
+                return Some(if self.has_tasks { tasks::route(message) } else { message });
             }
             tracing::warn!("a message before the first request was skipped");
         }

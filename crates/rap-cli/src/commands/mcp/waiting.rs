@@ -24,13 +24,13 @@ use super::random_hex;
 use super::session::{NotStarted, Running, uri};
 
 /// Time that a person has for an answer. After that, the question counts as dismissed.
-const QUESTION_TIME: Duration = Duration::from_secs(30 * 60);
+pub(super) const QUESTION_TIME: Duration = Duration::from_secs(30 * 60);
 /// Pause between two notifications that a call is still running.
 const HEARTBEAT: Duration = Duration::from_secs(15);
 /// Maximum time to send the last progress of a call before its result.
 const LAST_PROGRESS: Duration = Duration::from_secs(1);
 /// Pause that a client should make between two requests for the state of a task.
-const POLL_MS: u64 = 1_000;
+pub(super) const POLL_MS: u64 = 1_000;
 /// Smallest increase of progress. Each notification must have a greater number than the last one.
 const PROGRESS_STEP: f64 = 1e-6;
 /// Name of the question in requests for input.
@@ -76,7 +76,7 @@ impl Parked {
 }
 
 /// Delivers the answer of a person to the tool server. A call that cannot continue gets an error result.
-async fn deliver(running: &Running, question: &Question, answer: PersonsAnswer) {
+pub(super) async fn deliver(running: &Running, question: &Question, answer: PersonsAnswer) {
     let failed = match (question, answer) {
         (Question::Choice(choice), answer) => {
             let selected = match answer {
@@ -205,7 +205,7 @@ impl Caller<'_> {
 }
 
 /// Answers a question that the client cannot show. Returns a result if the call has to continue without its caller.
-async fn cannot_ask(
+pub(super) async fn cannot_ask(
     running: &Running,
     question: &Question,
     notes: &mut Vec<String>,
@@ -279,10 +279,10 @@ async fn run_task(
 }
 
 /// Sends progress notifications while somebody waits for a call.
-struct Reporter(Option<JoinHandle<()>>);
+pub(super) struct Reporter(Option<JoinHandle<()>>);
 
 impl Reporter {
-    fn start(call: &Arc<Call>, context: &RequestContext<RoleServer>) -> Reporter {
+    pub(super) fn start(call: &Arc<Call>, context: &RequestContext<RoleServer>) -> Reporter {
         let Some(token) = context.meta.get_progress_token() else { return Reporter(None) };
         let (call, peer) = (Arc::clone(call), context.peer.clone());
         Reporter(Some(tokio::spawn(async move {
@@ -312,7 +312,7 @@ impl Reporter {
     }
 
     /// Waits until the last progress is sent.
-    async fn finish(mut self) {
+    pub(super) async fn finish(mut self) {
         if let Some(task) = &mut self.0 {
             // A client that does not read gets the result without it.
             timeout(LAST_PROGRESS, task).await.ok();

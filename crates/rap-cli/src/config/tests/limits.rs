@@ -10,11 +10,14 @@ use crate::config::{Config, Limits};
 /// Checks that each limit is read from the configuration, with a value that is not its default.
 fn check_limits<L>(table: &[Limit<L>], of: impl Fn(&Config) -> &L) {
     for limit in table {
-        let (text, expected) = match limit.valid {
-            Valid::Count(_) | Valid::CountOrNone => ("3", LimitValue::Number(3)),
-            Valid::Size(_) => ("2048", LimitValue::Number(2048)),
+        let (text, expected) = match &limit.valid {
+            Valid::Count(_) | Valid::CountOrNone => ("3".to_owned(), LimitValue::Number(3)),
+            Valid::Size(range) => {
+                let size = *range.start().max(&2048);
+                (size.to_string(), LimitValue::Number(size))
+            }
             Valid::Duration | Valid::DurationAboveZero | Valid::DurationOrNone => {
-                ("\"3m\"", LimitValue::Duration(Duration::from_mins(3)))
+                ("\"3m\"".to_owned(), LimitValue::Duration(Duration::from_mins(3)))
             }
         };
         let config = Setup::new(&format!("[limits]\n{} = {text}", limit.key)).config();

@@ -46,4 +46,21 @@ await client.subscribeResource({ uri });
 assert.equal(await updated, uri);
 const read = await client.readResource({ uri });
 assert(read.contents[0].text.includes("tick 1"), JSON.stringify(read));
+
+// A call as a task: its state, its result, the list, and its cancellation.
+const tasks = client.experimental.tasks;
+const seen = [];
+for await (const message of tasks.callToolStream({ name: "slow", arguments: { seconds: 0.3 } }, undefined, { task: { ttl: 60000 } })) {
+  seen.push(message);
+}
+assert.equal(seen[0].type, "taskCreated", JSON.stringify(seen));
+assert.equal(seen.at(-1).result?.content[0].text, "slept 0.3", JSON.stringify(seen));
+const { taskId } = seen[0].task;
+assert.equal((await tasks.getTask(taskId)).status, "completed");
+assert.deepEqual((await tasks.listTasks()).tasks.map((task) => task.taskId), [taskId]);
+const stream = tasks.callToolStream({ name: "slow", arguments: { seconds: 100 } }, undefined, { task: { ttl: 60000 } });
+const second = (await stream.next()).value.task.taskId;
+await tasks.cancelTask(second);
+assert.equal((await tasks.getTask(second)).status, "cancelled");
+await stream.return();
 await client.close();

@@ -58,5 +58,17 @@ async def main():
             read_back = await session.read_resource(AnyUrl(uri))
             assert "tick 1" in read_back.contents[0].text, read_back
 
+            # A call as a task: its state, its question, its result, the list, and its cancellation.
+            tasks = session.experimental
+            created = await tasks.call_tool_as_task("test_elicitation", {}, ttl=60000)
+            task = created.task.taskId
+            chosen = await tasks.get_task_result(task, types.CallToolResult)
+            assert chosen.content[0].text == "chose blue", chosen
+            assert (await tasks.get_task(task)).status == "completed"
+            assert [listed.taskId for listed in (await tasks.list_tasks()).tasks] == [task]
+            slow = (await tasks.call_tool_as_task("slow", {"seconds": 100}, ttl=60000)).task.taskId
+            await tasks.cancel_task(slow)
+            assert (await tasks.get_task(slow)).status == "cancelled"
+
 
 asyncio.run(asyncio.wait_for(main(), 120))

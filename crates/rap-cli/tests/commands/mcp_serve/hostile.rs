@@ -73,7 +73,7 @@ async fn unknown_methods_tools_and_parameters_have_their_own_errors() {
     assert_eq!(code(&mut client, "tools/call", json!({})).await, -32602);
     assert_eq!(code(&mut client, "resources/read", json!({"uri": "file:///etc/passwd"})).await, -32002);
     assert_eq!(code(&mut client, "resources/subscribe", json!({"uri": "rap://calls/../x"})).await, -32002);
-    assert_eq!(code(&mut client, "tasks/get", json!({"taskId": "x"})).await, -32021);
+    assert_eq!(code(&mut client, "tasks/get", json!({"taskId": "x"})).await, -32602);
     let unknown =
         client.ask("tools/call", json!({"name": "cancel_call", "arguments": {"id": "call_1"}})).await;
     assert_eq!(unknown["isError"], true);

@@ -47,7 +47,7 @@ impl Server {
     }
 
     /// Opens a session. Returns its id.
-    async fn session(&self) -> String {
+    pub async fn session(&self) -> String {
         let opened = self.post(&[], &initialize()).await;
         assert_eq!(opened.status, 200, "{}", opened.text);
         let session = opened.header("mcp-session-id").unwrap().to_owned();
@@ -75,7 +75,7 @@ fn work() -> Value {
 }
 
 /// Returns the result in the last event of a stream.
-fn result(response: &Response) -> Value {
+pub fn result(response: &Response) -> Value {
     let data = response.text.lines().filter_map(|line| line.strip_prefix("data:")).next_back();
     let mut message: Value = serde_json::from_str(data.unwrap_or(&response.text)).unwrap();
     message["result"].take()

@@ -188,11 +188,61 @@ async fn users_sign_in_to_a_server_that_asks_for_it() {
     );
 }
 
+/// Opens a thread of a user.
+async fn open_as(rap: &Rap, user: &str) -> String {
+    let opened = rap.post("/v1/threads", &json!({"user_id": user, "message": "hello"})).await.expect(201);
+    let thread = opened["id"].as_str().unwrap().to_owned();
+    rap.until_idle(&thread).await;
+    thread
+}
+
+#[tokio::test]
+async fn what_one_user_has_is_not_told_to_another() {
+    let notes = tempfile::tempdir().unwrap();
+    let http = HttpServer::start(notes.path(), &[("MCP_OAUTH", "1"), ("MCP_USERS", "1")]);
+    let rap = http.setup("").start();
+    server(&rap, "mcp:bad").await;
+    let ann = open_as(&rap, "ann").await;
+    rap.say(&ann, "call sign_in {}").await;
+    sign_in(&rap).await;
+    until("the result", async || results(&rap, &ann).await.first().cloned()).await;
+
+    let ann = open_as(&rap, "ann").await;
+    let resources = call(&rap, &ann, "list_resources", json!({})).await;
+    let name = resources.split_once("diary of ").unwrap_or_else(|| panic!("{resources}")).1.to_owned();
+    let prompts = call(&rap, &ann, "list_prompts", json!({})).await;
+    assert!(prompts.contains("greet (who)") && prompts.contains(&format!("letter_of_{name}")), "{prompts}");
+    let uri = format!("note://{name}");
+    let read = call(&rap, &ann, "read_resource", json!({"uri": uri})).await;
+    assert_eq!(read, format!("[resource {uri}]\nthe note"));
+    assert_eq!(call(&rap, &ann, &format!("only_for_{name}"), json!({})).await, format!("for {name}"));
+    let offered = server(&rap, "mcp:bad").await.to_string();
+    for secret in ["diary", "note://", "letter_of", "greet"] {
+        assert!(!offered.contains(secret), "{secret}: {offered}");
+    }
+
+    let bob = open_as(&rap, "bob").await;
+    rap.say(&bob, "call list_resources {}").await;
+    sign_in(&rap).await;
+    let resources = until("the resources", async || results(&rap, &bob).await.first().cloned()).await;
+    assert!(resources.contains("diary of ") && !resources.contains(&name), "{resources}");
+    // From now on only the tools are offered that both have.
+    until("the common tools", async || {
+        open_as(&rap, "carl").await;
+        let offered = server(&rap, "mcp:bad").await.to_string();
+        offered.contains("\"echo\"") && !offered.contains("only_for_")
+    })
+    .await;
+    let stopped = rap.stopped_and_started();
+    let offered = server(&stopped, "mcp:bad").await.to_string();
+    assert!(offered.contains("\"echo\"") && !offered.contains("only_for_"), "{offered}");
+}
+
 /// A server may let everybody list its tools, and ask for a sign-in when one is called, and for more when it needs more.
 #[tokio::test]
 async fn a_tool_that_needs_a_sign_in_gets_it_and_a_second_one_for_more() {
     let notes = tempfile::tempdir().unwrap();
-    let http = HttpServer::start(notes.path(), &[]);
+    let http = HttpServer::start(notes.path(), &[("MCP_USERS", "1")]);
     let rap = http.setup("").start();
     let thread = open(&rap).await;
     assert_eq!(call(&rap, &thread, "echo", json!({"text": "free"})).await, "free");
@@ -208,4 +258,8 @@ async fn a_tool_that_needs_a_sign_in_gets_it_and_a_second_one_for_more() {
         asked.lines().filter_map(|line| line.split_once("/mcp ")).map(|(_, scope)| scope).collect();
     assert_eq!(asked, ["read", "read write"]);
     assert_eq!(call(&rap, &thread, "secret", json!({})).await, "done: secret");
+    // The tools of the user who signed in are not those of all.
+    open(&rap).await;
+    let offered = server(&rap, "mcp:bad").await.to_string();
+    assert!(offered.contains("note://1") && !offered.contains("only_for_"), "{offered}");
 }

@@ -24,7 +24,7 @@ def schema(**properties):
     return {"type": "object", "properties": properties, "required": list(properties)}
 
 
-def tools():
+def tools(client):
     text = {"type": "string"}
     listed = [
         {"name": "echo", "description": "Repeats a text.", "inputSchema": schema(text=text),
@@ -35,6 +35,8 @@ def tools():
     ]
     plain = ["fail", "crash", "hang", "progress", "sample", "elicit", "grow", "garbage", "variable", "media", "huge", "secret"]
     listed += [{"name": name, "inputSchema": schema()} for name in plain]
+    if client.user:
+        listed.append({"name": f"only_for_{client.user}", "inputSchema": schema()})
     return listed + ([{"name": "grown", "inputSchema": schema()}] if grown else [])
 
 
@@ -47,6 +49,8 @@ def call(client, request, name, arguments):
     token = request["params"].get("_meta", {}).get("progressToken")
     if name == "echo":
         return text(arguments["text"])
+    if name.startswith("only_for_"):
+        return text(f"for {client.user}")
     if name == "dotted.name":
         return text("dots")
     if name == "fail":
@@ -136,15 +140,17 @@ def answer(client, request):
         note("listening", json.dumps(wanted))
         threading.Event().wait()
     if method == "tools/list":
-        return {"tools": tools()}
+        return {"tools": tools(client)}
     if method == "resources/list":
-        return {"resources": [{"uri": "note://1", "name": "first note"}]}
+        own = [{"uri": f"note://{client.user}", "name": f"diary of {client.user}"}] if client.user else []
+        return {"resources": [{"uri": "note://1", "name": "first note"}, *own]}
     if method == "resources/templates/list":
         return {"resourceTemplates": []}
     if method == "resources/read":
         return {"contents": [{"uri": params["uri"], "text": "the note"}]}
     if method == "prompts/list":
-        return {"prompts": [{"name": "greet", "arguments": [{"name": "who", "required": True}]}]}
+        own = [{"name": f"letter_of_{client.user}"}] if client.user else []
+        return {"prompts": [{"name": "greet", "arguments": [{"name": "who", "required": True}]}, *own]}
     if method == "prompts/get":
         return {"messages": [{"role": "user", "content": {"type": "text", "text": f"Greet {params['arguments']['who']}."}}]}
     if method == "tools/call":
@@ -174,8 +180,8 @@ def reply(client, request):
 class Client:
     """One stream to the client."""
 
-    def __init__(self, write):
-        self.write, self.lock = write, threading.Lock()
+    def __init__(self, write, user=None):
+        self.write, self.lock, self.user = write, threading.Lock(), user
 
     def send(self, message):
         with self.lock:
@@ -325,7 +331,10 @@ def http():
             def write(line):
                 self.wfile.write(f"data: {line}\n\n".encode())
                 self.wfile.flush()
-            reply(Client(write), message)
+            # With MCP_USERS each token has lists of its own.
+            token = self.headers.get("authorization", "")[7:]
+            user = token.replace("-", "_") if os.environ.get("MCP_USERS") else None
+            reply(Client(write, user), message)
             self.close_connection = True
 
     server = ThreadingHTTPServer(("127.0.0.1", int(os.environ.get("MCP_PORT", "0"))), Handler)

@@ -15,7 +15,8 @@ use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::engine::Engine;
-use crate::http::admission::{AnswerMemory, Client, NoMemory, SMALL_ANSWER};
+use crate::http::admission::{AnswerMemory, Client, ReaderPermit, SMALL_ANSWER};
+use crate::memory::NoMemory;
 use crate::store;
 
 /// Number of pages or events that are buffered for a reader.
@@ -75,7 +76,7 @@ pub(super) struct Writer {
 pub(super) struct PagePermit {
     memory: Option<AnswerMemory>,
     /// Held until the page is encoded, because reading it takes a multiple of its size.
-    reader: Option<[OwnedSemaphorePermit; 2]>,
+    readers: Option<(ReaderPermit, Option<ReaderPermit>)>,
 }
 
 /// The events of a page, encoded.
@@ -118,18 +119,21 @@ impl Writer {
     pub(super) async fn permit(&self, bytes: usize) -> StreamResult<PagePermit> {
         let admission = &self.engine.admission;
         let memory = admission.answer_within(self.client, bytes, WRITE_TIMEOUT).await?;
-        let reader = match &memory {
-            Some(_) => Some(admission.reader(self.client).await),
+        let readers = match &memory {
+            Some(_) => {
+                let reader = admission.reader(self.client).await;
+                Some((reader, admission.large_reader(self.client, bytes).await))
+            }
             None => None,
         };
-        Ok(PagePermit { memory, reader })
+        Ok(PagePermit { memory, readers })
     }
 
     pub(super) async fn send_page(&self, permit: PagePermit, page: EncodedPage) -> StreamResult {
-        let (PagePermit { memory, reader }, mut frames) = (permit, page.0);
+        let (PagePermit { memory, readers }, mut frames) = (permit, page.0);
         let memory = self.engine.admission.resize_answer(self.client, memory, frames.len())?;
         frames.shrink_to_fit();
-        drop(reader);
+        drop(readers);
         match frames.is_empty() {
             true => Ok(()),
             false => self.push(frames, memory).await,

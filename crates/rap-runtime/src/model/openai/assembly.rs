@@ -12,7 +12,7 @@ use serde_json::{Map, Value};
 use crate::model::fields;
 use crate::model::lenient::{count, extend_arguments, text};
 use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
-use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments, body};
+use crate::model::{ArgumentMemory, Error, ModelAnswer, ModelCall, OnDelta, body};
 
 /// Fields of a message that are read, or that servers send but do not take back.
 const OF_MESSAGE: &[&str] =
@@ -32,6 +32,8 @@ pub(super) struct Assembly {
     done: bool,
     /// Number of bytes of arguments that were checked for being complete.
     checked_bytes: usize,
+    /// Memory of the additional fields, in bytes.
+    field_bytes: usize,
 }
 
 /// Maximum of [`Assembly::checked_bytes`]. Some servers send calls so that each piece needs a check of all pieces before.
@@ -67,6 +69,15 @@ impl body::Assembly for Assembly {
 
     fn is_complete(&self) -> bool {
         self.done || self.finish.is_some()
+    }
+
+    fn bytes(&self) -> usize {
+        let call = |call: &Call| call.id.len() + call.name.len() + call.arguments.len();
+        self.text.len() + self.calls.iter().map(call).sum::<usize>() + self.field_bytes
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.calls.iter().map(|call| call.arguments.as_str())
     }
 
     fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
@@ -120,7 +131,7 @@ impl Assembly {
         for text in texts(&piece["content"]).into_iter().chain(piece["refusal"].as_str()) {
             self.push_text(text, on_delta);
         }
-        fields::add(&mut self.fields, piece, OF_MESSAGE);
+        self.field_bytes += fields::add(&mut self.fields, piece, OF_MESSAGE);
         match &piece["tool_calls"] {
             Value::Array(calls) => calls.iter().try_for_each(|call| self.call(call)),
             call @ Value::Object(_) => self.call(call),
@@ -148,7 +159,7 @@ impl Assembly {
             }
         };
         let call = &mut self.calls[found];
-        fields::add(&mut call.fields, piece, OF_CALL);
+        self.field_bytes += fields::add(&mut call.fields, piece, OF_CALL);
         if call.id.is_empty() {
             call.id = id;
         }
@@ -204,8 +215,9 @@ impl Assembly {
             self.push_text(&format!("{space}{note}"), on_delta);
         }
         let thoughts = self.thoughts(origin);
+        let mut memory = ArgumentMemory::default();
         let calls = self.calls.into_iter().enumerate().map(|(index, call)| ModelCall {
-            arguments: call.arguments(note.is_some()),
+            arguments: call.arguments(note.is_some(), &mut memory),
             id: if call.id.is_empty() { format!("call_{turn}_{}", index + 1) } else { call.id },
             name: names.real(&call.name).to_owned(),
         });
@@ -241,11 +253,11 @@ impl Call {
     }
 
     /// Parses the arguments. No text means no arguments, unless the answer was cut before they were sent.
-    fn arguments(&self, cut: bool) -> Result<Map<String, Value>, String> {
+    fn arguments(&self, cut: bool, memory: &mut ArgumentMemory) -> Result<Map<String, Value>, String> {
         if self.arguments.trim().is_empty() && !cut {
             return Ok(Map::new());
         }
-        arguments(&self.arguments)
+        memory.parse(&self.arguments)
     }
 }
 

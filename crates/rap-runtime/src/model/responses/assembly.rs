@@ -10,7 +10,7 @@ use serde_json::{Map, Value};
 use crate::model::fields;
 use crate::model::lenient::{count, extend_arguments, text, without_nul};
 use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
-use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments, body};
+use crate::model::{ArgumentMemory, Error, ModelAnswer, ModelCall, OnDelta, body};
 
 /// Fields of a message that are read, or that the server does not take back.
 const OF_MESSAGE: &[&str] = &["type", "id", "status", "role", "content"];
@@ -26,6 +26,8 @@ pub(super) struct Assembly {
     items: Vec<Item>,
     usage: Usage,
     end: Option<End>,
+    /// Memory of reasoning and of additional fields, in bytes.
+    value_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,6 +78,21 @@ impl body::Assembly for Assembly {
         self.is_done()
     }
 
+    fn bytes(&self) -> usize {
+        let item = |item: &Item| match &item.kind {
+            Kind::Call { id, name, arguments, .. } => id.len() + name.len() + arguments.len(),
+            Kind::Message { .. } | Kind::Reasoning(_) | Kind::Other => 0,
+        };
+        self.text.len() + self.items.iter().map(item).sum::<usize>() + self.value_bytes
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.items.iter().filter_map(|item| match &item.kind {
+            Kind::Call { arguments, .. } => Some(arguments.as_str()),
+            Kind::Message { .. } | Kind::Reasoning(_) | Kind::Other => None,
+        })
+    }
+
     fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.is_done() || data.trim().is_empty() || data.trim() == "[DONE]" {
             return Ok(());
@@ -120,6 +137,7 @@ impl body::Assembly for Assembly {
 impl Assembly {
     fn open(&mut self, index: Option<u64>, item: &Value) -> Result<(), Error> {
         let kind = Kind::parse(item);
+        self.value_bytes += kind.value_bytes();
         let calls = || self.items.iter().filter(|item| matches!(item.kind, Kind::Call { .. })).count();
         if self.items.len() == ITEMS || (matches!(kind, Kind::Call { .. }) && calls() == CALLS) {
             return Err(too_many_calls());
@@ -167,6 +185,8 @@ impl Assembly {
         let (at, is_message) = (item.at, matches!(item.kind, Kind::Message { .. }));
         if whole["type"].is_string() {
             item.kind = Kind::parse(whole);
+            let value_bytes = item.kind.value_bytes();
+            self.value_bytes += value_bytes;
         }
         if is_message && at == self.text.len() {
             self.extend_text(index, &message_text(whole), on_delta)?;
@@ -223,14 +243,14 @@ impl Assembly {
         }
         let (mut calls, mut call_fields, mut parts) = (Vec::new(), Vec::new(), Vec::new());
         // The texts of several messages become one, with the fields of the last one.
-        let mut message_fields = Map::new();
+        let (mut message_fields, mut memory) = (Map::new(), ArgumentMemory::default());
         for item in self.items {
             match item.kind {
                 Kind::Message { fields } => message_fields = fields,
                 Kind::Call { id, name, arguments: text, fields } => {
                     call_fields.push(fields);
                     calls.push(ModelCall {
-                        arguments: call_arguments(&text, item.done),
+                        arguments: call_arguments(&text, item.done, &mut memory),
                         id: if id.is_empty() { format!("call_{turn}_{}", calls.len() + 1) } else { id },
                         name: names.real(&name).to_owned(),
                     });
@@ -268,13 +288,27 @@ impl Kind {
             _ => Kind::Other,
         }
     }
+
+    /// Returns the memory of the parsed values that it keeps, in bytes.
+    fn value_bytes(&self) -> usize {
+        match self {
+            Kind::Message { fields } | Kind::Call { fields, .. } | Kind::Reasoning(fields) => {
+                fields::memory(fields)
+            }
+            Kind::Other => 0,
+        }
+    }
 }
 
 /// Parses the arguments of a call. No text means no arguments.
-fn call_arguments(text: &str, is_whole: bool) -> Result<Map<String, Value>, String> {
+fn call_arguments(
+    text: &str,
+    is_whole: bool,
+    memory: &mut ArgumentMemory,
+) -> Result<Map<String, Value>, String> {
     match is_whole {
         true if text.trim().is_empty() => Ok(Map::new()),
-        true => arguments(text),
+        true => memory.parse(text),
         false => Err(without_nul(text)),
     }
 }

@@ -98,7 +98,20 @@ impl ThreadTracker {
             ensure!(self.runtime_calls.contains(call), "I8: {call} is not a schedule");
             return Ok(());
         }
-        let open = &row.calls[call].open;
+        let moved = step.writes.iter().map_while(|write| match write {
+            Write::Timer { call: of, at } => Some((of, *at)),
+            _ => None,
+        });
+        let moved: Vec<_> = moved.collect();
+        if !moved.is_empty() && moved.len() == step.writes.len() {
+            // The clock was set back. Timers start again.
+            let later = moved.iter().find(|(of, at)| *at >= row.calls[*of].timer);
+            ensure!(later.is_none(), "I12: a timer is moved to a later time: {later:?}");
+            let known = moved.iter().any(|(of, _)| *of == call);
+            ensure!(known, "I12: the timer of {call} is kept, but others are moved: {moved:?}");
+            return Ok(());
+        }
+        let open = row.head.open_call(call).unwrap_or(&row.calls[call].open);
         let problem = row.head.open_call(call).and_then(|open| open.problem.as_ref());
         let now = step.writes.iter().find_map(written_at);
         let over = open.until.is_some_and(|until| now.is_some_and(|now| now >= until));

@@ -114,6 +114,7 @@ pub(super) async fn apply(context: &Context<'_>, messages: &[&Message]) -> Resul
         let mut statements = batch.step(&mut tx, round).await?;
         if number == last {
             statements.extend(batch.facts.save_shared(&batch.shared));
+            rap_io::crash::point("before_commit");
             let unknown = match tx.finish(&statements).await {
                 Err(Failure::Unknown(error)) => {
                     tracing::warn!(%error, "the outcome of a commit is unknown");
@@ -121,6 +122,7 @@ pub(super) async fn apply(context: &Context<'_>, messages: &[&Message]) -> Resul
                 }
                 done => done.map(|_| None)?,
             };
+            rap_io::crash::point("after_commit");
             return Ok(Written { applied: batch.applied, unknown });
         }
         // The facts of the next round are loaded after the writes of this one.
@@ -167,8 +169,10 @@ impl Batch<'_> {
         let keys: Vec<i64> = keys.into_iter().collect();
         let ids: Vec<String> = self.named.keys().map(|id| id.as_str().to_owned()).collect();
         let by_id = if ids.is_empty() { "" } else { " OR t.id = ANY($2)" };
+        // Forks lock their source `FOR KEY SHARE`, which does not keep steps from it.
         let sql = format!(
-            "SELECT {THREAD_COLUMNS} FROM threads t WHERE t.no = ANY($1){by_id} ORDER BY t.no FOR UPDATE SKIP LOCKED"
+            "SELECT {THREAD_COLUMNS} FROM threads t WHERE t.no = ANY($1){by_id} ORDER BY t.no \
+             FOR NO KEY UPDATE SKIP LOCKED"
         );
         let mut select = Statement::new(sql).with(keys.clone());
         if !ids.is_empty() {

@@ -48,18 +48,12 @@ pub(super) const NOT_DELETED: &str = "NOT EXISTS (SELECT 1 FROM deletions d WHER
 const SESSION: &str = "WITH RECURSIVE s (no, depth) AS (SELECT $1::bigint, 0 UNION ALL \
                        SELECT t.no, depth + 1 FROM s JOIN threads t ON t.parent = s.no) ";
 
-/// Waits until no fork of a thread of this session is being made, or no deletion or move of it begins. Held until the end of
-/// the transaction.
-pub(super) fn lock(function: &str, session: SessionKey) -> Statement {
-    let sql = format!("SELECT {function}(hashtextextended('rap deletion ' || $1::bigint, 0))");
-    Statement::new(sql).session(session)
-}
-
 /// Returns true if threads of this session cannot be forked, because it is being deleted. Otherwise no deletion or
-/// move of it begins before the end of the transaction.
+/// move of it begins before the end of the transaction: those lock the root `FOR UPDATE`, which waits for this lock. Steps do not.
 pub(super) async fn forbids_fork(tx: &mut Transaction, session: SessionKey) -> Result<bool, Failure> {
     let marked = Statement::new("SELECT 1 FROM deletions WHERE session = $1").session(session);
-    let rows = tx.pipeline(&[lock("pg_advisory_xact_lock_shared", session), marked]).await?;
+    let root = Statement::new("SELECT 1 FROM threads WHERE no = $1 FOR KEY SHARE").session(session);
+    let rows = tx.pipeline(&[root, marked]).await?;
     Ok(!rows[1].is_empty())
 }
 
@@ -77,7 +71,7 @@ pub(super) async fn mark(
     now: Timestamp,
 ) -> Result<(), Error> {
     let mut tx = connections.begin(BEGIN).await?;
-    // The row is locked, so that the session is not moved away.
+    // The row is locked, so that the session is not moved away. A fork that is being made is committed first.
     let sql = format!(
         "SELECT no, parent, status FROM threads t WHERE id = $1 AND {} AND {NOT_DELETED} FOR UPDATE",
         user_condition(visible, "user_id", 2)
@@ -91,7 +85,7 @@ pub(super) async fn mark(
         return Err(Error::NotClosed);
     }
     let session = session_key(row, 0)?;
-    tx.finish(&[lock("pg_advisory_xact_lock", session), insert(session, now)]).await?;
+    tx.finish(&[insert(session, now)]).await?;
     Ok(())
 }
 

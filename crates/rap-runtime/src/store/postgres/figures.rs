@@ -5,10 +5,17 @@ use rap_protocol::Timestamp;
 use super::connect::Connections;
 use super::heads::timestamp;
 use super::statement::{Failure, Statement, get};
-use crate::store::figures::{self, Figures, FiguresRow, KEPT};
+use crate::store::figures::{Figures, FiguresRow, KEPT};
 
-fn parameter(number: usize) -> String {
-    format!("${number}")
+fn add_sql() -> String {
+    let columns = Figures::COLUMNS.join(", ");
+    let values: Vec<_> = (1..=2 + Figures::COLUMNS.len()).map(|number| format!("${number}")).collect();
+    let sums = Figures::COLUMNS.map(|column| format!("{column} = figures.{column} + excluded.{column}"));
+    format!(
+        "INSERT INTO figures (at, agent, {columns}) VALUES ({}) ON CONFLICT (at, agent) DO UPDATE SET {}",
+        values.join(", "),
+        sums.join(", ")
+    )
 }
 
 /// Returns the statements that add figures to those that are stored, and remove old ones.
@@ -16,7 +23,7 @@ pub(super) fn add(mut rows: Vec<FiguresRow>, now: Timestamp) -> Vec<Statement> {
     // All nodes lock rows in the same order.
     rows.sort_by(|a, b| (a.at, &a.agent).cmp(&(b.at, &b.agent)));
     let add = |row: &FiguresRow| {
-        let statement = Statement::new(figures::add_sql(parameter)).with(row.at.0).text(&row.agent);
+        let statement = Statement::new(add_sql()).with(row.at.0).text(&row.agent);
         row.figures.values().into_iter().fold(statement, Statement::with)
     };
     let before = now.0.saturating_sub(KEPT.as_millis() as i64);
@@ -30,7 +37,10 @@ pub(super) async fn sum(
     since: Timestamp,
     step: i64,
 ) -> Result<Vec<FiguresRow>, Failure> {
-    let statement = Statement::new(figures::sum_sql(parameter, "::bigint")).with(since.0).with(step);
+    let sums = Figures::COLUMNS.map(|column| format!("sum({column})::bigint")).join(", ");
+    let sql =
+        format!("SELECT at / $2 * $2, agent, {sums} FROM figures WHERE at >= $1 GROUP BY 1, 2 ORDER BY 2, 1");
+    let statement = Statement::new(sql).with(since.0).with(step);
     let read = |row: &tokio_postgres::Row| {
         let mut values = [0; Figures::COLUMNS.len()];
         for (column, value) in values.iter_mut().enumerate() {

@@ -2,6 +2,7 @@
 
 use rap_agent::{Server, Status, Usage};
 use rap_api::TimerKind;
+use rap_io::hashing::in_place;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ThreadId};
 use tokio_postgres::Row;
@@ -61,11 +62,11 @@ const SUBSCRIPTIONS: &str = "SELECT c.since, c.thread, c.id, t.id, c.name, c.ser
      WHERE c.state = 5 AND {user} AND (c.since, c.thread, c.id) > (coalesce($1, -1), $2, $3) \
      ORDER BY c.since, c.thread, c.id LIMIT $4";
 const TIMERS: &str = "SELECT * FROM (SELECT c.until AS at, c.thread, c.id, t.id AS thread_id, c.name, \
-            CASE WHEN c.server <> $6 THEN 0::bigint WHEN c.state = 0 THEN 1 ELSE 2 END \
+            CASE WHEN c.server <> $6 THEN 0::bigint WHEN c.state = 0 THEN 1 ELSE 2 END, greatest(c.since, t.updated_at) \
      FROM calls c JOIN threads t ON t.no = c.thread \
      WHERE c.until IS NOT NULL AND {user} AND (c.until, c.thread, c.id) > (coalesce($1, -1), $2, $3) \
      ORDER BY c.until, c.thread, c.id LIMIT $4) AS calls \
-     UNION ALL SELECT * FROM (SELECT c.due_at, c.thread, '' COLLATE \"C\", t.id, NULL, 3::bigint \
+     UNION ALL SELECT * FROM (SELECT c.due_at, c.thread, '' COLLATE \"C\", t.id, NULL, 3::bigint, t.updated_at \
      FROM wakes c JOIN threads t ON t.no = c.thread \
      WHERE c.is_retry AND {user} AND (c.due_at, c.thread) > (coalesce($1, -1), $2) \
      ORDER BY c.due_at, c.thread LIMIT $4) AS wakes \
@@ -279,7 +280,8 @@ pub(super) async fn inbox(
         let Some(Loaded { thread, .. }) = loaded.get(&thread_key(row, 1)?) else { return Ok(None) };
         let question = decrypt_question(key, thread, number(row, 3)?, get(row, 5)?).map_err(unreadable)?;
         let call = call_id(row, 4)?;
-        let entry = get::<Option<&str>>(row, 7)?.map(serde_json::from_str).transpose().map_err(unreadable)?;
+        let parse = |body: &str| in_place(body.len(), || serde_json::from_str(body));
+        let entry = get::<Option<&str>>(row, 7)?.map(parse).transpose().map_err(unreadable)?;
         Ok(Some(InboxItem {
             question,
             thread: thread.id.clone(),
@@ -353,6 +355,7 @@ pub(super) async fn timers(
             tool: get(row, 4)?,
             at: timestamp(row, 0)?,
             kind: kind.ok_or_else(|| unreadable("unknown kind of a timer"))?,
+            set_by: timestamp(row, 6)?,
         }))
     })
 }

@@ -38,8 +38,10 @@ pub(super) const STORE: &str = "CREATE TABLE IF NOT EXISTS rap_store (\
      public_url text NOT NULL, \
      node text, \
      lease_until timestamptz)"; // The last two are those of the first release, which had one node.
-/// Settings of the transaction that migrates. A migration may take long; another node waits for it, without holding a lock.
-const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = 0; \
+/// Settings of the transaction that migrates. A migration may take long; another node waits for it, without holding a lock. A
+/// node that freezes in between must not hold the locks for long, which stop all others.
+pub(super) const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = 0; \
+                     SET LOCAL idle_in_transaction_session_timeout = '5s'; \
                      LOCK TABLE rap_store IN SHARE ROW EXCLUSIVE MODE";
 
 /// Reason why a Postgres database cannot be used.

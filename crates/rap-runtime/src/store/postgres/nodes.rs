@@ -11,7 +11,7 @@ use tokio_postgres::types::{ToSql, Type};
 use super::connect::Connections;
 use super::heads::timestamp;
 use super::hosts;
-use super::signals::CHANNEL;
+use super::signals::{CHANNEL, KEPT};
 use super::statement::{Failure, Statement, get};
 use crate::store::{Activity, Node, ThreadKey, WorkKey};
 
@@ -51,11 +51,15 @@ pub(super) struct Membership {
     pub(super) lost: HashSet<String>,
 }
 
+/// Condition that a node is alive: its lease is valid. A lease that was renewed after the present time does not count. The
+/// database's clock was set back since, so the lease would last too long.
+pub(super) const IS_ALIVE: &str = "n.lease_until > clock_timestamp() AND n.seen_at <= clock_timestamp()";
+
 /// Returns the condition that this node may take a row: no node has claimed it, or this one, or one whose lease has run out.
 pub(super) fn takeable(claim: &str, node: &str) -> String {
     format!(
         "({claim} IS NULL OR {claim} <> ALL (ARRAY(SELECT n.no FROM nodes n \
-         WHERE n.no <> {node} AND n.lease_until > clock_timestamp())))"
+         WHERE n.no <> {node} AND {IS_ALIVE})))"
     )
 }
 
@@ -101,17 +105,20 @@ pub(super) async fn renew(
     activity: Activity,
 ) -> Result<Renewed, Failure> {
     // The row is gone if the node was away for long, or if another process with its name was started.
-    let renewal = "WITH old AS (SELECT lease_until > clock_timestamp() AS is_valid FROM nodes WHERE no = $1) \
+    let renewal = "WITH old AS (SELECT {alive} AS is_valid FROM nodes n WHERE n.no = $1) \
                    INSERT INTO nodes AS n (no, name, url, started_at, seen_at, lease_until, asking, invoking) \
                    SELECT $1, $2, $3, now.at, now.at, now.at + $4 * interval '1 ms', $5, $6 \
                    FROM (SELECT clock_timestamp() AS at) AS now \
                    ON CONFLICT (no) DO UPDATE SET seen_at = excluded.seen_at, lease_until = excluded.lease_until, \
                    asking = excluded.asking, invoking = excluded.invoking \
-                   RETURNING coalesce((SELECT is_valid FROM old), false)";
+                   RETURNING coalesce((SELECT is_valid FROM old), false)"
+        .replace("{alive}", IS_ALIVE);
     let lease = node.lease.as_millis() as i64;
     let (asking, invoking) = (activity.asking as i64, activity.invoking as i64);
-    let others = "SELECT no, ceil(extract(epoch FROM lease_until - clock_timestamp()) * 1000)::bigint FROM nodes \
-                  WHERE no <> $1 AND lease_until > clock_timestamp()";
+    let others = format!(
+        "SELECT n.no, ceil(extract(epoch FROM n.lease_until - clock_timestamp()) * 1000)::bigint FROM nodes n \
+         WHERE n.no <> $1 AND {IS_ALIVE}"
+    );
     let [take, hosted] = hosts::take(number, &node.started);
     let found = connections
         .write(vec![
@@ -129,10 +136,10 @@ pub(super) async fn renew(
             Statement::new(format!(
                 "DELETE FROM nodes WHERE lease_until < clock_timestamp() - interval '{KEEP}'"
             )),
-            Statement::new(
-                "DELETE FROM signals s WHERE s.at < clock_timestamp() - interval '15 s' \
-                 AND (s.node = $1 OR NOT EXISTS (SELECT 1 FROM nodes n WHERE n.no = s.node))",
-            )
+            Statement::new(format!(
+                "DELETE FROM signals s WHERE s.at < clock_timestamp() - interval '{KEPT}' \
+                 AND (s.node = $1 OR NOT EXISTS (SELECT 1 FROM nodes n WHERE n.no = s.node))"
+            ))
             .with(number.0),
             take,
             hosted,
@@ -183,7 +190,7 @@ impl Membership {
 pub(super) async fn list(connections: &Connections) -> Result<Vec<Node>, Failure> {
     let millis = |column: &str| format!("(extract(epoch FROM {column}) * 1000)::bigint");
     let sql = format!(
-        "SELECT no, url, {}, {}, asking, invoking FROM nodes WHERE lease_until > clock_timestamp() ORDER BY no",
+        "SELECT no, url, {}, {}, asking, invoking FROM nodes n WHERE {IS_ALIVE} ORDER BY no",
         millis("started_at"),
         millis("seen_at")
     );
@@ -201,18 +208,23 @@ pub(super) async fn list(connections: &Connections) -> Result<Vec<Node>, Failure
     rows.iter().map(node).collect()
 }
 
-/// Returns the model requests that a node has claimed.
-pub(super) async fn claimed_model_requests(
+/// Returns which of these model requests are settled or claimed by another node.
+pub(super) async fn lost_model_requests(
     connections: &Connections,
     number: NodeNumber,
-) -> Result<HashSet<WorkKey>, Failure> {
-    let sql = "SELECT thread, turn FROM asks WHERE claim = $1";
-    let rows = connections.read_one(Statement::new(sql).with(number.0)).await?;
+    mut keys: Vec<WorkKey>,
+) -> Result<Vec<WorkKey>, Failure> {
+    // One that has just begun may have no claim yet.
+    let sql = "SELECT thread, turn FROM asks WHERE thread = ANY($2) AND (claim = $1 OR claim IS NULL)";
+    let threads: Vec<i64> = keys.iter().map(|key| key.thread().number()).collect();
+    let rows = connections.read_one(Statement::new(sql).with(number.0).with(threads)).await?;
     let key = |row| {
         let turn = get::<i64>(row, 1)?.unsigned_abs();
         Ok(WorkKey::Ask { thread: ThreadKey::new(get(row, 0)?), turn })
     };
-    rows.iter().map(key).collect()
+    let kept: HashSet<WorkKey> = rows.iter().map(key).collect::<Result<_, Failure>>()?;
+    keys.retain(|key| !kept.contains(key));
+    Ok(keys)
 }
 
 /// Returns the statement that gives up a node's claim of work.

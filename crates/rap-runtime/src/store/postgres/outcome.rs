@@ -14,11 +14,12 @@ use super::statement::{Failure, Statement, get};
 use crate::store::ThreadKey;
 
 /// Time that the steps of a transaction get, which is the database's own, and the identity of the transaction: its number, and
-/// the run of the server. The statistics of a server are reset when it recovers from a crash, also without a new process.
+/// the run of the server. The statistics of a server are reset when it recovers from a crash, also without a new process. Connections
+/// may have different time zones.
 pub(super) const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_current_xact_id()::text, \
-     concat_ws('/', pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time())";
+     concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()))";
 const STATUS: &str = "SELECT coalesce(pg_xact_status($1::text::xid8), 'unknown'), \
-     concat_ws('/', pg_postmaster_start_time(), pg_stat_get_bgwriter_stat_reset_time())";
+     concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()))";
 const VERSIONS: &str = "SELECT no, version FROM threads WHERE no = ANY($1)";
 /// Writes something to the log of the database, so that the commit waits until everything before it is replicated. The wait of
 /// the lost commit may have been cancelled by an administrator. A replica refuses the write, so it never answers.

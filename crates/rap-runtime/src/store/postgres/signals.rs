@@ -5,9 +5,9 @@
 
 use std::collections::{BTreeSet, HashMap, HashSet};
 use std::future::poll_fn;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, mpsc};
 use tokio_postgres::AsyncMessage;
@@ -15,6 +15,7 @@ use tokio_postgres::AsyncMessage;
 use super::connect::{Address, Connections};
 use super::nodes::NodeNumber;
 use super::statement::{Failure, Statement, get};
+use crate::hub::MAX_CHILDREN;
 use crate::store::Signal;
 
 /// Channel of the notifications. Their payload is the number of the node that sent them.
@@ -24,8 +25,16 @@ const GATHER: Duration = Duration::from_millis(5);
 /// Maximum number of signals that wait, and of bytes of text in them. Beyond it, they are replaced by [`Signal::Lost`].
 const WAITING: usize = 8192;
 const WAITING_BYTES: usize = 1024 * 1024;
+/// Maximum number of nodes that are gone whose last row is remembered.
+const REMEMBERED: usize = 1000;
 /// Maximum number of rows of one node that are read at once.
 const ROWS: i64 = 64;
+/// Time for which rows are kept.
+pub(super) const KEPT: &str = "15 s";
+/// Time after which a node that has read nothing takes it that rows are gone. It is shorter than the time for which they are kept.
+const READ_WITHIN: Duration = Duration::from_secs(10);
+/// Pause before signals are stored again after that failed.
+const PUBLISH_AGAIN: Duration = Duration::from_millis(500);
 /// Time after which new rows are looked for, if notifications arrive, and if they do not.
 const SLOW_POLL: Duration = Duration::from_secs(2);
 const POLL: Duration = Duration::from_millis(200);
@@ -49,8 +58,14 @@ pub(super) struct Signals {
     listening: AtomicBool,
     /// The last row that was read of each other node.
     read: Mutex<HashMap<i64, i64>>,
+    /// The same for nodes whose lease ran out. If one is back, what it said before is not carried out again.
+    gone: Mutex<HashMap<i64, i64>>,
     /// True if this node itself has missed something that is in the store.
     missed: AtomicBool,
+    /// Time at which rows were last read.
+    read_at: Mutex<Instant>,
+    /// Number of times that another node was noticed, or may have come unnoticed.
+    arrivals: AtomicU64,
 }
 
 #[derive(Default)]
@@ -70,7 +85,10 @@ impl Signals {
             arrived: Notify::new(),
             listening: AtomicBool::new(false),
             read: Mutex::default(),
+            gone: Mutex::default(),
             missed: AtomicBool::new(false),
+            read_at: Mutex::new(Instant::now()),
+            arrivals: AtomicU64::new(0),
         }
     }
 
@@ -95,9 +113,13 @@ impl Signals {
         if outgoing.signals.len() >= WAITING || outgoing.bytes >= WAITING_BYTES {
             (outgoing.signals, outgoing.bytes) = (vec![Signal::Lost], 0);
         }
-        if let Signal::Delta { text, .. } | Signal::Notice { text, .. } = &signal {
-            outgoing.bytes += text.len();
-        }
+        outgoing.bytes += match &signal {
+            Signal::Delta { text, .. } | Signal::Notice { text, .. } => text.len(),
+            Signal::Changed { children, .. } => {
+                children.iter().map(|child| child.title.as_ref().map_or(0, String::len)).sum()
+            }
+            _ => 0,
+        };
         let first = outgoing.signals.is_empty();
         outgoing.signals.push(signal);
         drop(outgoing);
@@ -106,12 +128,31 @@ impl Signals {
         }
     }
 
+    /// Locked after `read`.
+    fn gone(&self) -> MutexGuard<'_, HashMap<i64, i64>> {
+        self.gone.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
     /// Sets the nodes whose signals are read. Those of a new node are read from its first one.
     pub(super) fn set_peers(&self, peers: &HashSet<i64>) {
+        let (mut read, mut gone) = (self.read(), self.gone());
+        if gone.len() > REMEMBERED {
+            gone.clear();
+        }
+        gone.extend(read.extract_if(|node, _| !peers.contains(node)));
+        drop((read, gone));
+        peers.iter().for_each(|peer| self.add_peer(*peer));
+    }
+
+    /// Adds a node. A node without others sends no signals, so the first one is told that it may have missed some.
+    fn add_peer(&self, peer: i64) {
         let mut read = self.read();
-        read.retain(|node, _| peers.contains(node));
-        for peer in peers {
-            read.entry(*peer).or_insert(0);
+        let was_alone = read.is_empty();
+        read.entry(peer).or_insert_with(|| self.gone().remove(&peer).unwrap_or(0));
+        drop(read);
+        if was_alone {
+            self.arrivals.fetch_add(1, Ordering::Relaxed);
+            self.push(Signal::Lost);
         }
     }
 
@@ -137,8 +178,12 @@ impl Signals {
             match connections.write_soon(self.row(number, merge(signals))).await {
                 Ok(_) => {}
                 Err(Failure::Closed) => return,
-                // The others notice the gap at the next row.
-                Err(failure) => tracing::debug!(%failure, "signals to other nodes are lost"),
+                Err(failure) => {
+                    tracing::debug!(%failure, "signals to other nodes are lost");
+                    // The others notice a gap only at the next row, and there may be none for long.
+                    self.push(Signal::Lost);
+                    tokio::time::sleep(PUBLISH_AGAIN).await;
+                }
             }
         }
     }
@@ -170,7 +215,18 @@ impl Signals {
             if self.missed.swap(false, Ordering::Relaxed) {
                 return Ok(vec![Signal::Lost]);
             }
-            let signals = self.read_new(connections).await?;
+            let mut signals = match self.read_new(connections).await {
+                Ok(signals) => signals,
+                Err(failure) => {
+                    // Rows do not survive a crash of the database.
+                    self.missed.store(true, Ordering::Relaxed);
+                    return Err(failure);
+                }
+            };
+            if self.was_away() {
+                signals.insert(0, Signal::Lost);
+            }
+            signals.dedup_by(|one, before| (&*one, &*before) == (&Signal::Lost, &Signal::Lost));
             if !signals.is_empty() {
                 return Ok(signals);
             }
@@ -180,6 +236,13 @@ impl Signals {
                 () = tokio::time::sleep(poll) => {}
             }
         }
+    }
+
+    /// Notes that rows were read. Returns true if the last time was so long ago that some may be gone, because this node was frozen
+    /// or cut off from the database.
+    fn was_away(&self) -> bool {
+        let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
+        std::mem::replace(&mut *read_at, Instant::now()).elapsed() > READ_WITHIN
     }
 
     async fn read_new(&self, connections: &Connections) -> Result<Vec<Signal>, Failure> {
@@ -231,7 +294,10 @@ impl Signals {
                     RECONNECT
                 }
             };
-            self.listening.store(false, Ordering::Relaxed);
+            if self.listening.swap(false, Ordering::Relaxed) {
+                // The database may have crashed, and signals do not survive that.
+                self.read_everything_again();
+            }
             self.arrived.notify_one();
             tokio::time::sleep(pause).await;
         }
@@ -264,17 +330,26 @@ impl Signals {
             Ok(None) => return Ok(Listened::Lost),
             Err(_) => return Ok(Listened::Useless),
         }
+        // Nodes may have come and gone while no notifications arrived.
+        self.arrivals.fetch_add(1, Ordering::Relaxed);
         self.listening.store(true, Ordering::Relaxed);
         self.arrived.notify_one();
         while let Some(payload) = notifications.recv().await {
             let Ok(node) = payload.parse::<i64>() else { continue };
             if node != self.node.0 {
-                // A node that was not known has just been started.
-                self.read().entry(node).or_insert(0);
+                // It may be a node that has just been started.
+                self.add_peer(node);
                 self.arrived.notify_one();
             }
         }
         Ok(Listened::Lost)
+    }
+
+    /// Behaves as if nothing had been read for long.
+    #[cfg(test)]
+    pub(super) fn pretend_away(&self) {
+        let long_ago = Instant::now().checked_sub(READ_WITHIN * 2).unwrap();
+        *self.read_at.lock().unwrap() = long_ago;
     }
 
     #[cfg(test)]
@@ -285,6 +360,17 @@ impl Signals {
     /// Returns true if another node is known.
     pub(super) fn has_peers(&self) -> bool {
         !self.read().is_empty()
+    }
+
+    /// Returns the other nodes that are known.
+    pub(super) fn peers(&self) -> Vec<i64> {
+        self.read().keys().copied().collect()
+    }
+
+    /// See [`Fleet::alone_since`](crate::store::Fleet::alone_since). The start of a node is noticed only while notifications arrive.
+    pub(super) fn alone_since(&self) -> Option<u64> {
+        let arrivals = self.arrivals.load(Ordering::Relaxed);
+        (self.listening.load(Ordering::Relaxed) && !self.has_peers()).then_some(arrivals)
     }
 }
 
@@ -313,15 +399,24 @@ fn merge(signals: Vec<Signal>) -> Vec<Signal> {
     for signal in signals {
         match signal {
             Signal::Work { queue } if !queues.insert(queue.clone()) => {}
-            Signal::Changed { thread, status, questions, views } => {
+            Signal::Changed { thread, status, questions, views, children } => {
                 let known = positions.get(&thread).map(|at: &usize| &mut merged[*at]);
-                if let Some(Signal::Changed { status: newest, questions: asked, views: shown, .. }) = known {
+                if let Some(Signal::Changed {
+                    status: newest,
+                    questions: asked,
+                    views: shown,
+                    children: spawned,
+                    ..
+                }) = known
+                {
                     *newest = status;
                     *asked |= questions;
                     shown.extend(views);
+                    let room = MAX_CHILDREN.saturating_sub(spawned.len());
+                    spawned.extend(children.into_iter().take(room));
                 } else {
                     positions.insert(thread, merged.len());
-                    merged.push(Signal::Changed { thread, status, questions, views });
+                    merged.push(Signal::Changed { thread, status, questions, views, children });
                 }
             }
             Signal::Delta { thread, turn, attempt, text } => {
@@ -354,7 +449,14 @@ mod tests {
     #[test]
     fn signals_of_a_thread_are_merged_in_order() {
         let thread = ThreadKey::new(1);
-        let changed = |status| Signal::Changed { thread, status, questions: false, views: BTreeSet::new() };
+        let changed_with = |status, children: &[&str]| Signal::Changed {
+            thread,
+            status,
+            questions: false,
+            views: BTreeSet::new(),
+            children: children.iter().map(|id| child(id)).collect(),
+        };
+        let changed = |status| changed_with(status, &[]);
         let delta = |turn, text: &str| Signal::Delta { thread, turn, attempt: 1, text: text.into() };
         let other = Signal::Delta { thread: ThreadKey::new(2), turn: 1, attempt: 1, text: "x".into() };
         let queue = WorkQueue { kind: WorkKind::Ask, destination: "model".into() };
@@ -365,8 +467,8 @@ mod tests {
             other.clone(),
             work(),
             delta(1, "lo"),
-            changed(Status::Waiting),
-            changed(Status::Idle),
+            changed_with(Status::Waiting, &["a"]),
+            changed_with(Status::Idle, &["b", "c"]),
             work(),
             delta(2, "next"),
         ];
@@ -375,10 +477,28 @@ mod tests {
             delta(1, "Hello"),
             other,
             work(),
-            changed(Status::Idle),
+            changed_with(Status::Idle, &["a", "b", "c"]),
             delta(2, "next"),
         ];
         assert_eq!(merge(signals), expected);
+        let many: Vec<String> = (0..MAX_CHILDREN).map(|number| number.to_string()).collect();
+        let many: Vec<&str> = many.iter().map(String::as_str).collect();
+        let bounded = merge(vec![changed_with(Status::Idle, &["x"]), changed_with(Status::Idle, &many)]);
+        assert!(matches!(&bounded[..], [Signal::Changed { children, .. }] if children.len() == MAX_CHILDREN));
+    }
+
+    fn child(id: &str) -> rap_api::ChildEvent {
+        let (call_id, tool) = ("c1".to_owned(), "spawn_thread".to_owned());
+        rap_api::ChildEvent { thread_id: id.to_owned(), call_id, tool, title: None }
+    }
+
+    /// The signal as releases before the children wrote it, and as this one writes it without any.
+    #[test]
+    fn a_change_without_children_is_read_from_and_written_for_earlier_releases() {
+        let text = r#"[{"c":{"thread":1,"status":"idle","questions":false,"views":[]}}]"#;
+        let signals: Vec<Signal> = serde_json::from_str(text).unwrap();
+        assert!(matches!(&signals[..], [Signal::Changed { children, .. }] if children.is_empty()));
+        assert_eq!(serde_json::to_string(&signals).unwrap(), text);
     }
 
     #[test]

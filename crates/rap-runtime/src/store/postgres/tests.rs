@@ -1,7 +1,9 @@
 //! Tests of what is specific to Postgres. The suite tests what every database does.
 
+mod batches;
 mod compare;
 mod fleet;
+mod signals;
 
 use std::sync::Arc;
 use std::sync::atomic::AtomicU32;
@@ -22,6 +24,9 @@ use crate::world::{Clock, SystemClock};
 
 crate::store::suite::suite!(super::Shared::new);
 
+/// Number of transactions that wait for a lock.
+const WAITING: &str =
+    "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
 /// A tool server that the nodes of these tests start.
 const STARTED: &str = "command:own";
 const PUBLIC_URL: &str = "http://127.0.0.1:7420";
@@ -373,6 +378,9 @@ async fn every_transaction_has_time_limits_of_its_own() {
     assert_eq!(inside(statement::BEGIN).await, ["2s", "5s", "5s"]);
     assert_eq!(inside(statement::BEGIN_SOON).await, ["2s", "5s", "5s"]);
     assert_eq!(inside(BEGIN_READ).await, ["0", "5s", "5s"]);
+    // A migration and a move may take longer, but they hold no locks while their node is frozen.
+    assert_eq!(inside(migrate::BEGIN).await[2], "5s");
+    assert_eq!(inside(super::transfer::BEGIN_MOVE).await, ["10s", "15s", "5s"]);
     // A connection of the same pool, outside of any transaction.
     let outside = node.store.inner.others.begin("SELECT 1").await.unwrap();
     let rows = outside.finish(&[Statement::new(limits)]).await.unwrap().remove(0);
@@ -410,8 +418,7 @@ async fn a_deadlock_is_resolved_by_trying_again() {
         let others = node.store.inner.others.clone();
         tokio::spawn(async move { others.write(writes()).await.map(drop) })
     };
-    let waits = "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'";
-    rap_testkit::until("the second waits", async || shared.database.sql(waits) == "1").await;
+    rap_testkit::until("the second waits", async || shared.database.sql(WAITING) == "1").await;
     let first = one.query(Statement::new("UPDATE rap_store SET pruned_at = pruned_at")).await;
     // Either of them is the victim. The one with a rule is tried again until it succeeds.
     drop(first);

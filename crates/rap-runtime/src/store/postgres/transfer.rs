@@ -21,17 +21,17 @@ use super::statement::{Failure, Statement, clean, get, unreadable};
 use super::writer::Time;
 use super::writes::{Claims, StepWriter};
 use super::{PostgresStore, deletion, history};
-use crate::store::stored::{PAGE_BYTES, to_json};
+use crate::store::stored::PAGE_BYTES;
 use crate::store::transfer::{
     Cell, Checker, DEPARTURE_USED, ENTRY, Export, Header, Origin, PAGE_ROWS, Parcel, ParcelState,
     ROOT_RECORD, Record, Row, Scope, TABLES, ThreadRecord, TokenThread, VERSION,
 };
 use crate::store::{Error, HistoryPage, Loaded, Reserve, SessionKey, Thread, ThreadKey, Transfer};
 
-/// Settings of a transaction that moves a session.
-const BEGIN_MOVE: &str = "BEGIN; SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = '15s'; \
-                          SET LOCAL idle_in_transaction_session_timeout = '60s'";
-/// Settings of a transaction that reads a session.
+/// Settings of a transaction that moves a session. A statement may write or delete the rows of all its threads.
+pub(super) const BEGIN_MOVE: &str = "BEGIN; SET LOCAL lock_timeout = '10s'; SET LOCAL statement_timeout = '15s'; \
+                          SET LOCAL idle_in_transaction_session_timeout = '5s'";
+/// Settings of a transaction that reads a session. It waits for the reader of the records, and holds no lock meanwhile.
 const BEGIN_EXPORT: &str = "BEGIN ISOLATION LEVEL REPEATABLE READ READ ONLY; SET LOCAL statement_timeout = '15s'; \
                             SET LOCAL idle_in_transaction_session_timeout = '60s'";
 /// Number of root threads that are listed at once.
@@ -89,7 +89,7 @@ impl Session {
 /// Consumer of records.
 enum Sink<'a> {
     Channel(&'a mpsc::Sender<String>),
-    Parcel { id: &'a ThreadId, number: u64 },
+    Parcel { id: &'a ThreadId, number: u64, checker: Box<Checker> },
 }
 
 impl Sink<'_> {
@@ -101,10 +101,14 @@ impl Sink<'_> {
                     channel.send(record.write()).await.map_err(gone)?;
                 }
             }
-            Sink::Parcel { id, number } => {
+            Sink::Parcel { id, number, checker } => {
                 let first = *number;
                 *number += records.len() as u64;
-                let texts = records.iter().map(Record::write).collect();
+                let texts: Vec<String> = records.iter().map(Record::write).collect();
+                // A damaged session could not be unpacked.
+                for text in &texts {
+                    checker.take(&Record::read(text).map_err(unreadable)?).map_err(unreadable)?;
+                }
                 tx.pipeline(&additions(id, first, &records, texts)).await?;
             }
         }
@@ -234,8 +238,7 @@ pub(super) async fn inherited_page(
         return Ok(Vec::new());
     }
     let page = HistoryPage { after, up_to: fork.inherits, rows: PAGE_ROWS, bytes: PAGE_BYTES };
-    let entries = history::for_people(tx, fork, page).await?;
-    Ok(entries.into_iter().map(|(seq, entry)| (seq, to_json(&entry))).collect())
+    history::for_copy(tx, fork, page).await
 }
 
 /// Sends the entries that a fork inherits. Returns their number.
@@ -302,8 +305,8 @@ fn insertion(
     }
     let mut statements = vec![statement];
     if let (ENTRY, Some(thread), [Cell::Number(Some(seq)), Cell::Text(Some(body))]) = (table, thread, cells) {
-        let entry: Entry = serde_json::from_str(body).map_err(unreadable)?;
-        if let Item::Summary { covers, .. } = entry.item {
+        // A damaged entry of a fork that stays behind is copied as it is.
+        if let Ok(Entry { item: Item::Summary { covers, .. }, .. }) = serde_json::from_str(body) {
             let sql = "INSERT INTO summaries (session, thread, seq, covers) VALUES ($1, $2, $3, $4)";
             let summary = Statement::new(sql).session(session).thread(thread);
             statements.push(summary.with(*seq).with(covers.cast_signed()));
@@ -498,12 +501,18 @@ impl Export for PostgresStore {
     ) -> Result<(), Error> {
         let mut tx = self.inner.others.begin(BEGIN_EXPORT).await?;
         let session = Session::find(&mut tx, session).await?.ok_or(Error::NoThread)?;
+        if deletion::is_marked(&mut tx, session.root.session).await? {
+            return Err(Error::NoThread);
+        }
         read(&mut tx, &session, origin, self.time(), &mut Sink::Channel(&records)).await?;
         Ok(())
     }
 
     async fn roots(&self, after: Option<ThreadKey>) -> Result<Vec<(ThreadKey, ThreadId)>, Error> {
-        let sql = "SELECT no, id FROM threads WHERE no > $1 AND parent IS NULL ORDER BY no LIMIT $2";
+        let not_deleted = deletion::NOT_DELETED;
+        let sql = format!(
+            "SELECT no, id FROM threads t WHERE no > $1 AND parent IS NULL AND {not_deleted} ORDER BY no LIMIT $2"
+        );
         let statement = Statement::new(sql).with(after.map_or(0, ThreadKey::number)).with(ROOTS);
         let rows = self.inner.others.read_one(statement).await?;
         let roots = rows.iter().map(|row| Ok((thread_key(row, 0)?, thread_id(row, 1)?)));
@@ -518,14 +527,14 @@ impl Transfer for PostgresStore {
         if state(&mut tx, session).await?.is_some() {
             return Err(Error::Moving);
         }
+        // A fork that is being made is committed first, so that it gets the history that it inherits.
         let found = Session::lock(&mut tx, session).await?.ok_or(Error::NoThread)?;
         if deletion::is_marked(&mut tx, found.root.session).await? {
             return Err(Error::NoThread);
         }
-        // A fork that is being made is committed first, so that it gets the history that it inherits.
-        tx.query(deletion::lock("pg_advisory_xact_lock", found.root.session)).await?;
         tx.query(new_parcel(session, ParcelState::Leaving, peer, now)).await?;
-        read(&mut tx, &found, origin, now, &mut Sink::Parcel { id: session, number: 0 }).await?;
+        let mut sink = Sink::Parcel { id: session, number: 0, checker: Box::default() };
+        read(&mut tx, &found, origin, now, &mut sink).await?;
         separate_forks(&mut tx, &found).await?;
         tx.finish(&deletions(&found)).await?;
         self.inner.directory.forget();
@@ -591,6 +600,11 @@ impl Transfer for PostgresStore {
         let statement = Statement::new(sql).text(session.as_str()).with(peer.to_vec());
         let rows = self.inner.others.write(vec![statement]).await?;
         if rows[0].is_empty() { Err(Error::NoThread) } else { Ok(()) }
+    }
+
+    async fn reclaim(&self, session: &ThreadId) -> Result<(), Error> {
+        let sql = "UPDATE parcels SET state = 'leaving' WHERE session = $1 AND state = 'left'";
+        self.write(vec![Statement::new(sql).text(session.as_str())]).await
     }
 
     async fn drop_parcel(&self, session: &ThreadId) -> Result<(), Error> {

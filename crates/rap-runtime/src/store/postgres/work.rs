@@ -5,8 +5,10 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::Duration;
 
-use rap_agent::{LostAfter, OpenCall, Server, StatusCheck};
+use rap_agent::{LONGEST_PAUSE, LostAfter, OpenCall, Server, StatusCheck};
+use rap_io::hashing::in_place;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ResponseUrl, Timestamp};
 use tokio_postgres::Row;
@@ -19,10 +21,12 @@ use super::history::arguments_of;
 use super::nodes::{NodeNumber, takeable};
 use super::statement::{BEGIN_READ, Failure, Statement, get, skip_unreadable, unreadable};
 use crate::store::damage::Damage;
+use crate::store::deletion::RETRY;
 use crate::store::stored::{RETRY_QUERIES, RETRY_ROWS, decrypt_question};
+use crate::store::work::DueRetries;
 use crate::store::{
-    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, OutboxKey, OutboxMessage,
-    SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
+    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, LongestPauses, OutboxKey,
+    OutboxMessage, SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
 };
 
 /// The table of work of one kind, and its columns. New work, which was not attempted yet, is always due and is found
@@ -190,11 +194,9 @@ async fn due_retries(
     page: &DuePage,
 ) -> Result<(Vec<(SessionKey, WorkKey)>, bool), Failure> {
     let rows_at_once = RETRY_ROWS + page.skip.len();
-    let mut work: Vec<(SessionKey, WorkKey)> = Vec::new();
-    let mut counts: BTreeMap<SessionKey, usize> = BTreeMap::new();
+    let mut retries = DueRetries::new(page);
     for _ in 0..RETRY_QUERIES {
-        let full = counts.iter().filter(|(_, count)| **count >= page.per_session);
-        let full: Vec<SessionKey> = full.map(|(session, _)| *session).collect();
+        let full = retries.full();
         let statement = Statement::new(table.retries()).text(&queue.destination).with(page.now.0);
         let statement = statement.with(sessions(&full)).with(rows_at_once as i64).with(node.0);
         let rows = tx.query(statement).await?;
@@ -202,23 +204,16 @@ async fn due_retries(
             let Some(key) = skip_unreadable(thread_key(row, 0)?, work_key(queue.kind, row))? else {
                 continue;
             };
-            let session = session_key(row, 2)?;
-            let known = work.iter().any(|(_, other)| *other == key);
-            let count = counts.entry(session).or_default();
-            if *count < page.per_session && !known && !page.skip.contains(&key) {
-                *count += 1;
-                work.push((session, key));
-            }
+            retries.add(session_key(row, 2)?, key);
         }
-        let now_full = counts.values().filter(|count| **count >= page.per_session).count();
         if rows.len() < rows_at_once {
-            return Ok((work, now_full > 0));
+            return Ok(retries.finish(true));
         }
-        if now_full == full.len() {
+        if retries.full().len() == full.len() {
             break;
         }
     }
-    Ok((work, true))
+    Ok(retries.finish(false))
 }
 
 fn work_key(kind: WorkKind, row: &Row) -> Result<WorkKey, Failure> {
@@ -500,12 +495,13 @@ pub(super) async fn due_messages(
 }
 
 fn message(row: &Row) -> Result<OutboxMessage, Failure> {
+    let body: &str = get(row, 4)?;
     Ok(OutboxMessage {
         key: OutboxKey(get(row, 0)?),
         session: session_key(row, 1)?,
         sender: thread_id(row, 2)?,
         receiver: thread_id(row, 3)?,
-        message: serde_json::from_str(get(row, 4)?).map_err(unreadable)?,
+        message: in_place(body.len(), || serde_json::from_str(body)).map_err(unreadable)?,
     })
 }
 
@@ -580,6 +576,36 @@ pub(super) fn postpone_due(
             .with(messages.iter().map(|OutboxKey(number)| *number).collect::<Vec<i64>>())
             .with(at.0),
     ]
+}
+
+/// Returns the statements that make everything due that pauses for longer than its kind ever does. `hold` is the longest time
+/// for which a thread holds its input.
+pub(super) fn end_long_pauses(now: Timestamp, longest: LongestPauses, hold: Duration) -> Vec<Statement> {
+    let LongestPauses { retry, message, alert } = longest;
+    let pauses = [
+        ("UPDATE asks SET due_at = $1 WHERE attempts > 0 AND due_at > $2", retry),
+        (
+            "UPDATE calls SET invoke_at = $1 \
+             WHERE state = 0 AND invoke_at IS NOT NULL AND attempts > 0 AND invoke_at > $2",
+            retry,
+        ),
+        (
+            "UPDATE questions SET answer_at = $1 WHERE answer_at IS NOT NULL AND attempts > 0 AND answer_at > $2",
+            retry,
+        ),
+        (
+            "UPDATE calls SET asked_after = $1 WHERE acknowledged_at IS NOT NULL AND state IN (0, 5) \
+             AND coalesce(asked_after, acknowledged_at) > $2",
+            retry,
+        ),
+        ("UPDATE wakes SET due_at = $1 WHERE due_at > $2", LONGEST_PAUSE.max(hold)),
+        ("UPDATE wakes SET due_at = $1 WHERE due_at > $2 AND NOT is_retry", hold),
+        ("UPDATE outbox SET due_at = $1 WHERE due_at > 0 AND due_at > $2", message),
+        ("UPDATE alerts SET due = $1 WHERE due > $2", alert),
+        ("UPDATE deletions SET due = $1 WHERE due > $2", RETRY),
+    ];
+    let statement = |(sql, longest)| Statement::new(sql).with(now.0).with(now.plus(longest).0);
+    pauses.map(statement).into()
 }
 
 /// Returns the time of the first retry or timer after a time. Earlier ones have been started already.

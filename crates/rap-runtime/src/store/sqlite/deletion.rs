@@ -11,7 +11,7 @@ use super::writes::entry_key;
 use crate::store::deletion::{
     BATCH_ROWS, DAMAGED_WAIT, EXAMINED, Expired, Expiry, RECHECK, RETRY, Remaining,
 };
-use crate::store::stored::{PAGE_BYTES, to_json};
+use crate::store::stored::PAGE_BYTES;
 use crate::store::{Error, HistoryPage, Loaded, SessionKey, Thread, ThreadKey, Visibility};
 
 /// Statements that delete up to `?2` rows of the thread `?1`.
@@ -183,12 +183,12 @@ fn copy_inherited(conn: &Connection, fork: &Thread) -> rusqlite::Result<()> {
         rows: BATCH_ROWS,
         bytes: PAGE_BYTES,
     };
-    let entries = history::for_people(conn, fork, page)?;
+    let entries = history::for_copy(conn, fork, page)?;
     let is_last = entries.last().is_none_or(|(seq, _)| *seq >= fork.inherits);
     let sql = "INSERT OR REPLACE INTO entries (key, body) VALUES (?1, ?2)";
     let mut insert = conn.prepare_cached(sql)?;
-    for (seq, entry) in entries {
-        insert.execute(params![entry_key(fork.key, seq), to_json(&entry)])?;
+    for (seq, body) in entries {
+        insert.execute(params![entry_key(fork.key, seq), body])?;
     }
     if is_last {
         history::copy_summaries(conn, fork)?;

@@ -3,15 +3,21 @@
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, params, params_from_iter, types::Value};
 
-use crate::store::figures::{self, Figures, FiguresRow, KEPT};
+use crate::store::figures::{Figures, FiguresRow, KEPT};
 
-fn parameter(number: usize) -> String {
-    format!("?{number}")
+fn add_sql() -> String {
+    let columns = Figures::COLUMNS.join(", ");
+    let values = vec!["?"; 2 + Figures::COLUMNS.len()].join(", ");
+    let sums = Figures::COLUMNS.map(|column| format!("{column} = figures.{column} + excluded.{column}"));
+    format!(
+        "INSERT INTO figures (at, agent, {columns}) VALUES ({values}) ON CONFLICT (at, agent) DO UPDATE SET {}",
+        sums.join(", ")
+    )
 }
 
 /// Adds figures to those that are stored, and removes old ones.
 pub(super) fn add(conn: &Connection, rows: &[FiguresRow], now: Timestamp) -> rusqlite::Result<()> {
-    let mut statement = conn.prepare_cached(&figures::add_sql(parameter))?;
+    let mut statement = conn.prepare_cached(&add_sql())?;
     for FiguresRow { at, agent, figures } in rows {
         let key = [Value::Integer(at.0), Value::Text(agent.clone())];
         statement.execute(params_from_iter(key.into_iter().chain(figures.values().map(Value::Integer))))?;
@@ -23,7 +29,10 @@ pub(super) fn add(conn: &Connection, rows: &[FiguresRow], now: Timestamp) -> rus
 
 /// Adds up the figures since a time, in intervals of `step` milliseconds.
 pub(super) fn sum(conn: &Connection, since: Timestamp, step: i64) -> rusqlite::Result<Vec<FiguresRow>> {
-    let mut statement = conn.prepare_cached(&figures::sum_sql(parameter, ""))?;
+    let sums = Figures::COLUMNS.map(|column| format!("sum({column})")).join(", ");
+    let mut statement = conn.prepare_cached(&format!(
+        "SELECT at / ?2 * ?2, agent, {sums} FROM figures WHERE at >= ?1 GROUP BY 1, 2 ORDER BY 2, 1"
+    ))?;
     let rows = statement.query_map(params![since.0, step], |row| {
         let mut values = [0; Figures::COLUMNS.len()];
         for (column, value) in values.iter_mut().enumerate() {

@@ -61,10 +61,10 @@ const SUBSCRIPTIONS: &str = "SELECT c.since, c.thread, c.id, t.id, c.name, c.ser
      WHERE c.state = 5 AND {user} AND (c.since, c.thread, c.id) > (coalesce(?1, -1), ?2, ?3) \
      ORDER BY c.since, c.thread, c.id LIMIT ?4";
 const TIMERS: &str = "SELECT c.until, c.thread, c.id, t.id, c.name, \
-            CASE WHEN c.server != ?6 THEN 0 WHEN c.state = 0 THEN 1 ELSE 2 END \
+            CASE WHEN c.server != ?6 THEN 0 WHEN c.state = 0 THEN 1 ELSE 2 END, max(c.since, t.updated_at) \
      FROM calls c JOIN threads t ON t.no = c.thread \
      WHERE c.until IS NOT NULL AND {user} AND (c.until, c.thread, c.id) > (coalesce(?1, -1), ?2, ?3) \
-     UNION ALL SELECT c.due, c.no, '', c.id, NULL, 3 FROM threads c \
+     UNION ALL SELECT c.due, c.no, '', c.id, NULL, 3, c.updated_at FROM threads c \
      WHERE c.due IS NOT NULL AND {user} AND c.status IN ('failed', 'needs_you') AND (c.due, c.no, '') > (coalesce(?1, -1), ?2, ?3) \
      ORDER BY 1, 2, 3 LIMIT ?4";
 
@@ -335,6 +335,7 @@ pub(super) fn timers(
             tool: row.get(4)?,
             at: Timestamp(row.get(0)?),
             kind: TimerKind::ALL[kind],
+            set_by: Timestamp(row.get(6)?),
         }))
     })
 }

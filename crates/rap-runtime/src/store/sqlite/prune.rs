@@ -6,6 +6,10 @@ use rusqlite::{Connection, OptionalExtension, params};
 use super::delivery_log;
 use crate::store::stored::PRUNED_ROWS as ROWS;
 
+/// Deletes event ids of an ended subscription.
+pub(super) const DELETE_EVENT_IDS: &str = "DELETE FROM seen WHERE thread = ?1 AND call = ?2 AND event IN \
+     (SELECT event FROM seen WHERE thread = ?1 AND call = ?2 LIMIT ?3)";
+
 /// Removes old idempotency keys, old delivery records, old records of where threads were moved to, and event ids of ended
 /// subscriptions. Returns whether there are more.
 pub(super) fn prune(
@@ -31,10 +35,7 @@ fn prune_marks(conn: &Connection) -> rusqlite::Result<bool> {
     let mut ended = conn.prepare_cached("SELECT thread, call FROM ended_subscriptions LIMIT 1")?;
     let next = ended.query_row([], |row| Ok((row.get::<_, i64>(0)?, row.get::<_, String>(1)?)));
     let Some((thread, call)) = next.optional()? else { return Ok(false) };
-    let mut marks = conn.prepare_cached(
-        "DELETE FROM seen WHERE thread = ?1 AND call = ?2 AND event IN \
-         (SELECT event FROM seen WHERE thread = ?1 AND call = ?2 LIMIT ?3)",
-    )?;
+    let mut marks = conn.prepare_cached(DELETE_EVENT_IDS)?;
     if marks.execute(params![thread, call, ROWS as i64])? < ROWS {
         let sql = "DELETE FROM ended_subscriptions WHERE thread = ?1 AND call = ?2";
         conn.prepare_cached(sql)?.execute(params![thread, call])?;

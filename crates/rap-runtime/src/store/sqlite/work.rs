@@ -1,10 +1,11 @@
 //! Queries for due work. Due times are columns of the thread, call or question that the work belongs to. No claims are
 //! stored, since one process owns the file.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::sync::Arc;
+use std::time::Duration;
 
-use rap_agent::{LostAfter, OpenCall, Server, StatusCheck};
+use rap_agent::{LONGEST_PAUSE, LostAfter, OpenCall, Server, StatusCheck};
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ResponseUrl, Timestamp};
 use rusqlite::types::Value as SqlValue;
@@ -14,10 +15,12 @@ use super::facts;
 use super::heads::{self, call_id, is_row_error, skip_unreadable, thread_id, unreadable};
 use super::listings::decrypt_question;
 use crate::store::damage::Damage;
+use crate::store::deletion::RETRY;
 use crate::store::stored::{RETRY_QUERIES, RETRY_ROWS};
+use crate::store::work::DueRetries;
 use crate::store::{
-    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, OutboxKey, OutboxMessage,
-    SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
+    AnswerWork, AskWork, CheckWork, DuePage, DueWork, InvokeWork, Loaded, LongestPauses, OutboxKey,
+    OutboxMessage, SessionKey, StoredQuestion, ThreadKey, Timer, Work, WorkKey, WorkKind, WorkQueue,
 };
 
 /// The queries for work of one kind. New work, which was not attempted yet, is always due and is found session by
@@ -154,14 +157,9 @@ fn due_retries(
     page: &DuePage,
 ) -> rusqlite::Result<(Vec<(SessionKey, WorkKey)>, bool)> {
     let rows_at_once = RETRY_ROWS + page.skip.len();
-    let mut work: Vec<(SessionKey, WorkKey)> = Vec::new();
-    let mut counts: BTreeMap<SessionKey, usize> = BTreeMap::new();
+    let mut retries = DueRetries::new(page);
     for _ in 0..RETRY_QUERIES {
-        let full: Vec<SessionKey> = counts
-            .iter()
-            .filter(|(_, count)| **count >= page.per_session)
-            .map(|(session, _)| *session)
-            .collect();
+        let full = retries.full();
         let mut parameters = vec![SqlValue::from(queue.destination.clone()), SqlValue::from(page.now.0)];
         let except = except(&full, &mut parameters);
         let order = due_column(queue.kind);
@@ -172,23 +170,16 @@ fn due_retries(
         while let Some(row) = rows.next()? {
             read += 1;
             let Some(key) = skip_unreadable(row.get(0)?, work_key(queue.kind, row))? else { continue };
-            let session = row.get(2)?;
-            let known = work.iter().any(|(_, other)| *other == key);
-            let count = counts.entry(session).or_default();
-            if *count < page.per_session && !known && !page.skip.contains(&key) {
-                *count += 1;
-                work.push((session, key));
-            }
+            retries.add(row.get(2)?, key);
         }
-        let now_full = counts.values().filter(|count| **count >= page.per_session).count();
         if read < rows_at_once {
-            return Ok((work, now_full > 0));
+            return Ok(retries.finish(true));
         }
-        if now_full == full.len() {
+        if retries.full().len() == full.len() {
             break;
         }
     }
-    Ok((work, true))
+    Ok(retries.finish(false))
 }
 
 fn due_column(kind: WorkKind) -> &'static str {
@@ -550,6 +541,43 @@ pub(super) fn postpone_due(
     Ok(())
 }
 
+/// Makes everything due that pauses for longer than its kind ever does. `hold` is the longest time for which a thread holds
+/// its input.
+pub(super) fn end_long_pauses(
+    conn: &Connection,
+    now: Timestamp,
+    longest: LongestPauses,
+    hold: Duration,
+) -> rusqlite::Result<()> {
+    let LongestPauses { retry, message, alert } = longest;
+    let pauses = [
+        ("UPDATE threads SET ask_at = ?1 WHERE ask_attempts > 0 AND ask_at > ?2", retry),
+        (
+            "UPDATE calls SET invoke_at = ?1 \
+             WHERE state = 0 AND invoke_at IS NOT NULL AND attempts > 0 AND invoke_at > ?2",
+            retry,
+        ),
+        (
+            "UPDATE questions SET answer_at = ?1 WHERE answer_at IS NOT NULL AND attempts > 0 AND answer_at > ?2",
+            retry,
+        ),
+        (
+            "UPDATE calls SET asked_after = ?1 WHERE acknowledged_at IS NOT NULL AND state IN (0, 5) \
+             AND coalesce(asked_after, acknowledged_at) > ?2",
+            retry,
+        ),
+        ("UPDATE threads SET due = ?1 WHERE due > ?2", LONGEST_PAUSE.max(hold)),
+        ("UPDATE threads SET due = ?1 WHERE due > ?2 AND status NOT IN ('failed', 'needs_you')", hold),
+        ("UPDATE letters SET due_at = ?1 WHERE due_at > 0 AND due_at > ?2", message),
+        ("UPDATE alerts SET due = ?1 WHERE due > ?2", alert),
+        ("UPDATE deletions SET due = ?1 WHERE due > ?2", RETRY),
+    ];
+    for (sql, longest) in pauses {
+        conn.prepare_cached(sql)?.execute([now.0, now.plus(longest).0])?;
+    }
+    Ok(())
+}
+
 /// Returns the time of the first retry or timer after a time. Earlier ones have been started already.
 pub(super) fn next_due(conn: &Connection, after: Timestamp) -> rusqlite::Result<Option<Timestamp>> {
     let mut next: Option<i64> = None;
@@ -565,7 +593,9 @@ mod tests {
     use rusqlite::Statement;
 
     use super::*;
+    use crate::store::sqlite::prune::DELETE_EVENT_IDS;
     use crate::store::sqlite::tests::database;
+    use crate::store::sqlite::writes::FORGET_EVENT_IDS;
 
     fn plan(conn: &Connection, sql: &str) -> Vec<String> {
         let mut statement = conn.prepare(&format!("EXPLAIN QUERY PLAN {sql}")).unwrap();
@@ -607,6 +637,18 @@ mod tests {
             let plan = plan(&conn, sql);
             let searched = plan[0].starts_with("SEARCH ") && plan[0].contains(&format!("INDEX {index} ("));
             assert!(searched && plan.len() == 1, "{sql}: {plan:?}");
+        }
+    }
+
+    /// The time to delete event ids does not depend on how many a thread has.
+    #[test]
+    fn event_ids_are_deleted_by_an_index_without_sorting() {
+        let conn = database();
+        for sql in [FORGET_EVENT_IDS, DELETE_EVENT_IDS] {
+            let plan = plan(&conn, sql);
+            let scans = plan.iter().any(|step| step.starts_with("SCAN ") || step.contains("TEMP B-TREE"));
+            let found = plan.iter().any(|step| step.contains("INDEX seen_no ("));
+            assert!(found && !scans, "{sql}: {plan:?}");
         }
     }
 }

@@ -20,6 +20,10 @@ pub(super) fn entry_key(thread: ThreadKey, seq: Seq) -> i64 {
     (thread.number() << 32) | i64::try_from(seq).unwrap_or(0)
 }
 
+/// Deletes the oldest event ids of a subscription.
+pub(super) const FORGET_EVENT_IDS: &str = "DELETE FROM seen WHERE thread = ?1 AND call = ?2 AND event IN (\
+     SELECT event FROM seen WHERE thread = ?1 AND call = ?2 AND no <= ?3 ORDER BY no LIMIT ?4)";
+
 /// Writes everything of a step except its head.
 pub(super) struct StepWriter<'a> {
     pub(super) conn: &'a Connection,
@@ -222,10 +226,8 @@ impl StepWriter<'_> {
         self.conn.prepare_cached(sql)?.execute(row)?;
         if forget > 0 {
             // Many can be over the limit, for example after the limit was lowered.
-            let sql = "DELETE FROM seen WHERE thread = ?1 AND call = ?2 AND event IN (\
-                       SELECT event FROM seen WHERE thread = ?1 AND call = ?2 AND no <= ?3 ORDER BY no LIMIT ?4)";
             let row = params![self.thread.key, call.as_str(), forget.cast_signed(), FORGET_PER_STEP];
-            self.conn.prepare_cached(sql)?.execute(row)?;
+            self.conn.prepare_cached(FORGET_EVENT_IDS)?.execute(row)?;
         }
         Ok(())
     }

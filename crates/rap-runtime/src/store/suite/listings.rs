@@ -255,6 +255,7 @@ pub(crate) async fn timers_are_listed_by_time(database: Box<dyn Database>) {
     let store = &fixture.store;
     let show = |row: &TimerRow| {
         let call = row.call.as_ref().map_or("-", CallId::as_str);
+        assert_eq!(row.set_by, now);
         format!("{} {} {} {call}", (row.at.0 - now.0) / 1000, row.kind, row.thread)
     };
     let listed = list_in_pages(|page_request| store.timers(&Visibility::All, page_request), show).await;

@@ -5,9 +5,10 @@ use rap_protocol::Timestamp;
 
 use super::Database;
 use super::fixture::{
-    Fixture, LOST_AFTER, SERVER, START, answer, built_in, calls, event, id, seconds, spawns,
+    ALERTS, Fixture, LOST_AFTER, SERVER, START, answer, built_in, calls, event, id, inline_event, seconds,
+    spawns, user,
 };
-use crate::store::{SessionKey, Timer, WorkKey};
+use crate::store::{DuePage, LongestPauses, SessionKey, Timer, WorkKey, WorkKind};
 
 const ALWAYS: Timestamp = Timestamp(i64::MIN);
 
@@ -192,4 +193,59 @@ pub(crate) async fn messages_are_due_in_sending_order(database: Box<dyn Database
     assert!(messages.is_sorted_by_key(|message| message.key));
     let first = fixture.store.due_messages(fixture.now(), &[], 2).await.unwrap();
     assert_eq!(first, messages[..2]);
+}
+
+/// A clock that was set back makes no pause longer.
+pub(crate) async fn no_pause_lasts_longer_than_its_kind_ever_does(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    let longest = LongestPauses { retry: seconds(600), message: seconds(60), alert: seconds(7200) };
+    fixture.create("asks", Some("hello")).await;
+    fixture.create("calls", Some("hello")).await;
+    let [call, checked] = fixture.call("calls", &[SERVER; 2]).await.try_into().unwrap();
+    fixture.create("root", Some("hello")).await;
+    fixture.send_input("root", spawns(1, 1)).await.unwrap();
+    fixture.send_input("root", Input::Close).await.unwrap();
+    fixture.create("failed", Some("hello")).await;
+    fixture.send_input("failed", failed(1)).await.unwrap();
+    fixture.create("holds", Some("hello")).await;
+    let subscription = fixture.subscribe("holds").await;
+    fixture.send_input("holds", user("work")).await.unwrap();
+    fixture.call("holds", &[SERVER]).await;
+    fixture.send_input("holds", inline_event(&subscription, "ding", None)).await.unwrap();
+    let work = [
+        WorkKey::Ask { thread: fixture.key("asks").await, turn: 1 },
+        WorkKey::Invoke { thread: fixture.key("calls").await, call },
+    ];
+    let message = fixture.store.due_messages(START, &[], 1).await.unwrap().remove(0);
+    let thread = fixture.key("calls").await;
+    fixture.store.acknowledge(vec![(thread, checked.clone())], START).await.unwrap();
+    let check = WorkKey::Check { thread, call: checked };
+    for key in &work {
+        fixture.store.postpone(key, START.plus(seconds(600)), 1, "503".into()).await.unwrap();
+    }
+    let (later, until) = (START.plus(seconds(60)), START.plus(seconds(7200)));
+    fixture.store.postpone_due(Vec::new(), vec![message.key], START, later).await.unwrap();
+    fixture.store.claim_alerts(ALERTS, START, until, 1).await.unwrap();
+    // Pauses that are not longer than they may be are kept.
+    fixture.store.end_long_pauses(START, longest).await.unwrap();
+    assert_eq!(due(&fixture, &[], 10).await.len(), 0);
+    assert!(fixture.store.due_messages(START, &[], 1).await.unwrap().is_empty());
+    for key in &work {
+        assert!(fixture.store.load_work(key, START).await.unwrap().is_none(), "{key:?}");
+    }
+    let now = START.minus(seconds(86_400));
+    fixture.store.end_long_pauses(now, longest).await.unwrap();
+    for key in &work {
+        assert!(fixture.store.load_work(key, now).await.unwrap().is_some(), "{key:?}");
+    }
+    assert_eq!(fixture.store.due_messages(now, &[], 1).await.unwrap(), [message]);
+    assert_eq!(fixture.store.claim_alerts(ALERTS, now, now, 1).await.unwrap().alerts.len(), 1);
+    let timers = fixture.store.due_timers(now, ALWAYS, &[], 10).await.unwrap();
+    let mut threads: Vec<_> = timers.iter().map(|timer| timer.thread).collect();
+    threads.sort();
+    assert_eq!(threads, [fixture.key("failed").await, fixture.key("holds").await]);
+    // The pause before the next status check starts again.
+    let page = DuePage { now: now.plus(LOST_AFTER), ..fixture.due_page() };
+    let checks = fixture.page(WorkKind::Check, SERVER, page).await.work;
+    assert!(checks.contains(&(fixture.session("calls").await, check)), "{checks:?}");
 }

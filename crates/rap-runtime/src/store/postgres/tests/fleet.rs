@@ -1,23 +1,27 @@
 //! Several nodes on one database: claims, leases, signals, upgrades, sessions that come back.
 
+use std::collections::HashSet;
 use std::sync::atomic::AtomicUsize;
 use std::time::Duration;
 
+use super::signals::received;
 use super::*;
 use crate::store::transfer::{CALL, Origin, Record};
 use crate::store::{Reservation, Transfer as _};
 
 /// Two nodes that know each other.
-async fn two(database: &TestDatabase<'_>) -> [Node; 2] {
+pub(super) async fn two(database: &TestDatabase<'_>) -> [Node; 2] {
     let nodes = [Node::on(&database.url()), Node::on(&database.url())];
     for node in &nodes {
         node.renew().await;
     }
+    // The first node was alone, so it sent no signals before.
+    assert_eq!(received(&nodes[1], 1).await, [Signal::Lost]);
     nodes
 }
 
 impl Node {
-    async fn renew(&self) -> Renewal {
+    pub(super) async fn renew(&self) -> Renewal {
         self.store.renew(Activity::default()).await.unwrap()
     }
 
@@ -43,7 +47,7 @@ fn plain_node() -> NodeSettings {
     NodeSettings { name, url, lease, started: Vec::new() }
 }
 
-fn expire(database: &TestDatabase<'_>, node: &Node) {
+pub(super) fn expire(database: &TestDatabase<'_>, node: &Node) {
     let sql = "UPDATE nodes SET lease_until = now() - interval '1 s' WHERE no = ";
     database.sql(&format!("{sql}{}", node.number()));
 }
@@ -56,20 +60,23 @@ async fn a_claim_holds_as_long_as_the_lease_of_its_node() {
     // No slot was reserved, so no node has claimed the model request.
     let due = one.due(WorkKind::Ask, MODEL).await;
     assert_eq!((due.len(), other.due(WorkKind::Ask, MODEL).await), (1, due.clone()));
+    // One that has just begun has no claim yet.
+    assert_eq!(one.store.lost_model_requests(due.clone()).await.unwrap(), []);
     let question = &due[0];
     assert!(matches!(one.load(question).await, Some(Work::Ask(ask)) if ask.attempts == 0));
     assert!(other.load(question).await.is_none());
     assert_eq!(other.due(WorkKind::Ask, MODEL).await, []);
     // The node itself finds it again.
     assert!(one.load(question).await.is_some());
-    assert_eq!(one.store.claimed_model_requests().await.unwrap().len(), 1);
+    let lost = async || one.store.lost_model_requests(due.clone()).await.unwrap();
+    assert_eq!(lost().await, []);
     expire(&shared.database, &one);
     assert_eq!(other.due(WorkKind::Ask, MODEL).await, due);
     // Taking a model request over is another attempt.
     assert!(matches!(other.load(question).await, Some(Work::Ask(ask)) if ask.attempts == 1));
     // The first node is back. It does no harm.
     assert!(one.renew().await.lapsed);
-    assert!(one.store.claimed_model_requests().await.unwrap().is_empty());
+    assert_eq!(lost().await, due);
     let later = one.now().plus(Duration::from_secs(3600));
     one.store.postpone(question, later, 9, "too late".into()).await.unwrap();
     assert!(other.load(question).await.is_some());
@@ -77,6 +84,23 @@ async fn a_claim_holds_as_long_as_the_lease_of_its_node() {
     // A failed attempt frees it for every node. The clocks of the nodes differ by milliseconds, so it is due for both.
     other.store.postpone(question, START, 2, "failed".into()).await.unwrap();
     assert!(matches!(one.load(question).await, Some(Work::Ask(ask)) if ask.attempts == 2));
+}
+
+/// Otherwise the work of a node that died would wait as long as the clock was set back by.
+#[tokio::test]
+async fn a_lease_of_a_later_time_ends_when_the_clock_of_the_database_is_set_back() {
+    let shared = Shared::new();
+    let [one, other] = two(&shared.database).await;
+    one.send(new("t", Some("hello"))).await.unwrap();
+    let question = one.due(WorkKind::Ask, MODEL).await.remove(0);
+    assert!(one.load(&question).await.is_some());
+    assert!(other.load(&question).await.is_none());
+    let later = "UPDATE nodes SET seen_at = seen_at + interval '1 h', lease_until = lease_until + interval '1 h' WHERE no = ";
+    shared.database.sql(&format!("{later}{}", one.number()));
+    assert!(other.load(&question).await.is_some());
+    // A node that lives renews its lease, and learns that others did not count on it.
+    assert!(one.renew().await.lapsed);
+    assert!(!one.renew().await.lapsed);
 }
 
 #[tokio::test]
@@ -284,53 +308,6 @@ async fn claims_that_a_former_host_cannot_free_at_first_are_freed_later_and_keep
     assert_eq!(call_row(), "|2");
 }
 
-/// Receives signals until there are `count`.
-async fn received(node: &Node, count: usize) -> Vec<Signal> {
-    let mut signals = Vec::new();
-    while signals.len() < count {
-        let more = tokio::time::timeout(rap_testkit::PATIENCE, node.store.receive()).await;
-        signals.extend(more.expect("no signal in time").unwrap());
-    }
-    signals
-}
-
-#[tokio::test]
-async fn signals_reach_the_other_nodes_in_order_and_a_gap_is_noticed() {
-    let shared = Shared::new();
-    let [one, other] = two(&shared.database).await;
-    let thread = ThreadKey::new(1);
-    let delta = |turn: u64| Signal::Delta { thread, turn, attempt: 1, text: "x".into() };
-    for turn in 1..=20 {
-        one.store.publish(delta(turn));
-        if turn % 7 == 0 {
-            tokio::time::sleep(Duration::from_millis(10)).await;
-        }
-    }
-    assert_eq!(received(&other, 20).await, (1..=20).map(delta).collect::<Vec<_>>());
-    // A node that leaves sends a signal.
-    one.store.leave().await.unwrap();
-    assert!(received(&other, 1).await.contains(&Signal::Left));
-    // Rows before this one are gone, as after a crash of the database.
-    let last = "SELECT max(no) FROM signals WHERE node = ";
-    let last: i64 = shared.database.sql(&format!("{last}{}", one.number())).parse().unwrap();
-    let number = one.number();
-    shared.database.sql(&format!("UPDATE signals SET no = no + 5 WHERE node = {number} AND no = {last}"));
-    assert_eq!(received(&other, 2).await, [Signal::Lost, Signal::Left]);
-}
-
-#[tokio::test]
-async fn a_new_node_is_noticed_without_a_renewal() {
-    let shared = Shared::new();
-    let one = Node::on(&shared.database.url());
-    one.renew().await;
-    assert!(!one.store.has_peers());
-    let listens =
-        "SELECT count(*) FROM pg_stat_activity WHERE datname = current_database() AND query LIKE 'LISTEN%'";
-    rap_testkit::until("it listens", async || shared.database.sql(listens) == "1").await;
-    let _other = Node::on(&shared.database.url());
-    rap_testkit::until("the new node is noticed", async || one.store.has_peers()).await;
-}
-
 /// A clock that is wrong.
 struct Shifted(i64);
 
@@ -505,14 +482,15 @@ async fn a_fork_that_is_made_while_its_source_moves_away_keeps_its_history() {
     );
     let fork = Address::parse(&Secret::new(shared.database.url())).unwrap().connect().await.unwrap();
     let sql = format!(
-        "BEGIN; SELECT pg_advisory_xact_lock_shared(hashtextextended('rap deletion ' || {source}::bigint, 0)); \
+        "BEGIN; SELECT 1 FROM threads WHERE no = {source} FOR KEY SHARE; \
          UPDATE threads SET source = {source}, inherits = {inherits} WHERE id = 'fork'"
     );
     fork.batch_execute(&sql).await.unwrap();
+    // Steps of the source do not wait for the fork.
+    node.send(to("source", enqueued("meanwhile"))).await.unwrap();
     let (source, origin) = (id("source"), origin());
     let (packed, ()) = tokio::join!(node.store.pack(&source, &origin, vec![1]), async {
-        let waits = "locktype = 'advisory' AND NOT granted";
-        rap_testkit::until("the move waits", async || locks(&shared.database, waits) == "1").await;
+        rap_testkit::until("the move waits", async || shared.database.sql(WAITING) == "1").await;
         fork.batch_execute("COMMIT").await.unwrap();
     });
     packed.unwrap();
