@@ -671,6 +671,7 @@ fn the_examples_of_rap_init_are_valid() {
     let setup = setup.variable("TOOLS_HMAC", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
     let setup = setup.variable("HOOK_SECRET", "whsec_MfKQ9r8GKYqrTwjUPD8ILPZIo2LaLaSw");
     let setup = setup.variable("OTLP_AUTHORIZATION", "Bearer t");
+    let setup = setup.variable("TOOLS_MIGRATION_KEY", &"7e".repeat(32));
     let files = ["server.pem", "server.key", "client.pem", "client.key", "ca.pem"];
     let setup = files.into_iter().fold(setup, |setup, file| setup.file(file, ""));
     let config = setup.variable("DATABASE_KEY", &"7e".repeat(32)).config();
