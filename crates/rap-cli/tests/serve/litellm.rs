@@ -88,10 +88,13 @@ impl Proxy {
     }
 }
 
+/// Bytes that a client has sent over one connection.
+type Sent = Arc<Mutex<Vec<u8>>>;
+
 /// A server in front of the proxy. It forwards connections, and records the bytes that each client sends.
 struct Recorder {
     url: String,
-    connections: Arc<Mutex<Vec<Arc<Mutex<Vec<u8>>>>>>,
+    connections: Arc<Mutex<Vec<Sent>>>,
 }
 
 impl Recorder {
