@@ -88,7 +88,7 @@ impl Proxy {
     }
 }
 
-/// Bytes that a client has sent over a connection.
+/// Bytes that a client has sent over one connection.
 type Sent = Arc<Mutex<Vec<u8>>>;
 
 /// A server in front of the proxy. It forwards connections, and records the bytes that each client sends.
