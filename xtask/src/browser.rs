@@ -1,4 +1,4 @@
-//! Installs Chromium and Node.js for the tests of the page where they are missing.
+//! Installs Chromium and Node.js for the tests of the web interface where they are missing.
 
 use std::path::Path;
 use std::process::{Command, Stdio};
@@ -22,7 +22,10 @@ pub(crate) fn install() {
     if missing.is_empty() {
         return;
     }
-    eprintln!("xtask: installing Debian's packages for the tests of the page: {}", missing.join(", "));
+    eprintln!(
+        "xtask: installing Debian's packages for the tests of the web interface: {}",
+        missing.join(", ")
+    );
     let apt = |arguments: &[&str]| {
         let mut command = Command::new("apt-get");
         command.args(arguments).env("DEBIAN_FRONTEND", "noninteractive").stdout(Stdio::null());

@@ -19,7 +19,7 @@ struct Target {
 
 const RUNTIME: [&str; 4] = ["-p", "rap-runtime", "--test", "runtime"];
 
-const TARGETS: [Target; 9] = [
+const TARGETS: [Target; 10] = [
     Target { name: "callbacks", program: RUNTIME, test: "fuzz::callbacks" },
     Target { name: "invocations", program: RUNTIME, test: "fuzz::invocations" },
     Target { name: "notifications", program: RUNTIME, test: "fuzz::notifications" },
@@ -27,6 +27,7 @@ const TARGETS: [Target; 9] = [
     Target { name: "schemas", program: RUNTIME, test: "fuzz::schemas" },
     Target { name: "event_streams", program: RUNTIME, test: "fuzz::event_streams" },
     Target { name: "transfers", program: RUNTIME, test: "fuzz::transfers" },
+    Target { name: "answers", program: ["-p", "rap-runtime", "--lib", "-q"], test: "model::tests::fuzz" },
     Target { name: "tokens", program: ["-p", "rap-runtime", "--lib", "-q"], test: "token::tests::fuzz" },
     Target {
         name: "configurations",

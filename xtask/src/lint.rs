@@ -1,9 +1,9 @@
 //! `cargo xtask lint`: checks formatting, clippy and rustdoc, with warnings as errors, that every crate can be
-//! packaged, and the evidence for each requirement.
+//! packaged, the width of comments, and the evidence for each requirement.
 
 use std::process::{Command, ExitCode};
 
-use crate::{cargo, requirements};
+use crate::{cargo, comments, requirements};
 
 pub(crate) fn run() -> ExitCode {
     let mut failed: Vec<&str> =
@@ -11,6 +11,9 @@ pub(crate) fn run() -> ExitCode {
             .into_iter()
             .filter_map(failure)
             .collect();
+    if comments::check() != ExitCode::SUCCESS {
+        failed.push("comments");
+    }
     if requirements::check() != ExitCode::SUCCESS {
         failed.push("requirements");
     }
@@ -51,8 +54,8 @@ fn doc() -> Command {
     doc
 }
 
-/// Packages every published crate, without building it again. Fails if one depends on a crate that is not published. It is offline
-/// because clippy has already fetched all dependencies.
+/// Packages every published crate, without building it again. Fails if one depends on a crate that is not published. It
+/// is offline because clippy has already fetched all dependencies.
 fn package() -> Command {
     let mut package = cargo();
     package.args([

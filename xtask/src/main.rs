@@ -6,6 +6,7 @@
 mod attack;
 mod breaks;
 mod browser;
+mod comments;
 mod fuzz;
 mod lint;
 mod picture;
@@ -28,7 +29,7 @@ usage: cargo xtask TASK
   test [-- FILTER…]  run all tests, doc tests, attacks and short storms, or the tests whose name contains a FILTER
   test --long        the same, then 20,000 seeds of the simulation, a database that is away for a minute, ten minutes of storm on each
                      database and ten minutes of overload; takes 90 minutes
-  lint               check formatting, clippy, rustdoc, packages and requirements; warnings are errors
+  lint               check formatting, clippy, rustdoc, packages, comments and requirements; warnings are errors
   attack [FILTER…]   attack a runtime and a tool server on loopback; docs/security.md says with what. --weakened attacks
                      servers that accept everything, to show that this is noticed
   storm [--seconds N] [--seed N] [--store sqlite|postgres] [--threads N]
@@ -41,7 +42,8 @@ usage: cargo xtask TASK
                      FILTER, only those whose name or kind of tests contains it
   fuzz [TARGET] [--runs N] [--seconds N]
                      run the fuzz targets, each for N executions (1,000,000) or N seconds
-  picture            write docs/demo.svg, the picture in the README, from the output of the demo
+  picture [BINARY]   write docs/demo.svg, the picture in the README, from the output of the demo; builds `rap` if no
+                     binary is named
   help               show this text";
 
 fn main() -> ExitCode {
@@ -61,7 +63,8 @@ fn main() -> ExitCode {
         ["breaks"] => breaks::run(""),
         ["breaks", filter] => breaks::run(filter),
         ["fuzz", words @ ..] => fuzz::run(words),
-        ["picture"] => picture::run(),
+        ["picture"] => picture::run(None),
+        ["picture", binary] => picture::run(Some(binary)),
         ["requirements"] => requirements::write(),
         ["requirements", "--check"] => requirements::check(),
         unknown => {

@@ -4,7 +4,7 @@
 
 use std::fmt::Write;
 use std::fs;
-use std::process::ExitCode;
+use std::process::{Command, ExitCode};
 
 /// Picture that the README shows.
 const FILE: &str = "docs/demo.svg";
@@ -15,10 +15,9 @@ const CHARACTER: (usize, usize) = (8, 18);
 const MARGIN: usize = 16;
 const FONT: &str = "ui-monospace, SFMono-Regular, Menlo, Consolas, 'DejaVu Sans Mono', monospace";
 
-pub fn run() -> ExitCode {
-    let mut demo = crate::cargo();
-    demo.args(["run", "--release", "--quiet", "--", "demo"]).current_dir(crate::root());
-    let output = match demo.env("CLICOLOR_FORCE", "1").output() {
+/// Writes the picture. Without a binary, the release binary is built.
+pub fn run(binary: Option<&str>) -> ExitCode {
+    let output = match demo(binary).env("CLICOLOR_FORCE", "1").output() {
         Ok(output) if output.status.success() => String::from_utf8_lossy(&output.stdout).into_owned(),
         Ok(output) => {
             eprintln!("xtask: the demo failed: {}", String::from_utf8_lossy(&output.stderr));
@@ -45,6 +44,17 @@ pub fn run() -> ExitCode {
             ExitCode::FAILURE
         }
     }
+}
+
+fn demo(binary: Option<&str>) -> Command {
+    let Some(binary) = binary else {
+        let mut demo = crate::cargo();
+        demo.args(["run", "--release", "--quiet", "--", "demo"]).current_dir(crate::root());
+        return demo;
+    };
+    let mut demo = Command::new(binary);
+    demo.arg("demo");
+    demo
 }
 
 /// A piece of a line in one style.

@@ -81,13 +81,8 @@ fn parse(data: &str) -> Vec<Requirement<'_>> {
 
 /// Collects all evidence, in the order of file names.
 fn gather(root: &Path) -> io::Result<Vec<Evidence>> {
-    let mut files = Vec::new();
-    for source in SOURCES {
-        walk(&root.join(source), &mut files)?;
-    }
-    files.sort();
     let mut evidence = Vec::new();
-    for file in files {
+    for file in sources(root)? {
         let name = file
             .strip_prefix(root)
             .expect("bug: every file was found below the root")
@@ -96,6 +91,16 @@ fn gather(root: &Path) -> io::Result<Vec<Evidence>> {
         evidence.extend(evidence::of(&name, &fs::read_to_string(&file)?));
     }
     Ok(evidence)
+}
+
+/// Lists the Rust and Python files of the workspace, in the order of their names.
+pub(crate) fn sources(root: &Path) -> io::Result<Vec<PathBuf>> {
+    let mut files = Vec::new();
+    for source in SOURCES {
+        walk(&root.join(source), &mut files)?;
+    }
+    files.sort();
+    Ok(files)
 }
 
 fn walk(directory: &Path, files: &mut Vec<PathBuf>) -> io::Result<()> {

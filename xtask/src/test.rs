@@ -17,7 +17,7 @@ const LONG_SEEDS: &str = "2500";
 #[derive(Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Length {
     Usual,
-    /// Also what takes too long for every change.
+    /// Also tests that take too long to run on every change.
     Long,
 }
 

@@ -84,8 +84,8 @@ impl Budgets {
         [self.per_hour, self.in_total].iter().all(|bounds| bounds.turns.is_none() && bounds.tokens.is_none())
     }
 
-    /// Returns whether any limit applies to these amounts. A limit of tokens applies to turns too, because the tokens of a turn
-    /// are counted only after it.
+    /// Returns whether any limit applies to these amounts. A limit of tokens applies to turns too, because the tokens
+    /// of a turn are counted only after it.
     pub(crate) fn apply_to(&self, amounts: &Amounts) -> bool {
         [self.per_hour, self.in_total].iter().any(|bounds| {
             (bounds.turns.is_some() && amounts.turns > 0)

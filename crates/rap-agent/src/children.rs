@@ -67,8 +67,8 @@ impl StepBuilder<'_> {
         Ok(backlogs.len() - 1)
     }
 
-    /// Returns whether a slot for an event child is free. Children that the model spawned do not occupy slots: their parent does
-    /// not know whether they are idle.
+    /// Returns whether a slot for an event child is free. Children that the model spawned do not occupy slots: their
+    /// parent does not know whether they are idle.
     fn may_spawn(&self, backlog: usize) -> bool {
         self.head.active_event_children() < self.limits.children
             && self.head.backlogs[backlog].active_children.len() < self.limits.event_children
@@ -114,9 +114,9 @@ impl StepBuilder<'_> {
         backlog: Option<BacklogRange>,
         mut entries: Vec<Entry>,
     ) -> ThreadId {
-        self.head.ids += 2;
+        self.head.ids_made += 2;
         let (id, incarnation) =
-            (self.facts.thread.derive(self.head.ids - 1), self.facts.thread.derive(self.head.ids));
+            (self.facts.thread.derive(self.head.ids_made - 1), self.facts.thread.derive(self.head.ids_made));
         let id = ThreadId::new(format!("t{:011x}{id:016x}", self.now.0.max(0)));
         let id = id.expect("bug: an id of digits is well-formed");
         let mut effects = Vec::new();

@@ -1,7 +1,7 @@
 //! Times of a head that lie too far in the future because the clock was set back.
 //!
-//! Each step moves them, so that no pause becomes longer than its kind ever is. Schedules are moved when their timer fires or is
-//! checked, since only the calendar knows their next time.
+//! Each step moves them, so that no pause becomes longer than its kind ever is. Schedules are moved when their timer
+//! fires or is checked, since only the calendar knows their next time.
 
 use crate::callback::REFUSED_CALLBACK_GRACE;
 use crate::head::LONGEST_PAUSE;

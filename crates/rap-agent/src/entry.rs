@@ -97,9 +97,9 @@ impl Speaker {
     }
 }
 
-/// Parts of an answer that only its provider understands: thinking before and between its texts and calls, and fields that
-/// are not part of the provider's documented format. They are stored unchanged, because some providers require them back unchanged
-/// while the calls of the answer are open.
+/// Parts of an answer that only its provider understands: thinking before and between its texts and calls, and fields
+/// that are not part of the provider's documented format. They are stored unchanged, because some providers require
+/// them back unchanged while the calls of the answer are open.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct Thoughts {
     /// Model that returned them. They are sent back only to this model.

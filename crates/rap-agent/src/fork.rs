@@ -13,7 +13,7 @@ pub struct ForkPoint {
     pub at: Seq,
     /// Last entry up to there that the model has answered. A summary may cover the history up to this entry.
     answered: Seq,
-    /// Last entry that a summary found after `answered` covers; 0 if there is none. Earlier summaries cover less.
+    /// Last entry that the newest summary among the visited entries covers; 0 if there is none.
     summarised: Seq,
 }
 

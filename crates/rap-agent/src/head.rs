@@ -1,6 +1,8 @@
 //! The head: the state of a thread besides its history. It is small, and [`Limits`] bounds its size.
 //!
-//! Data that exists only in one phase belongs to that variant of [`Phase`]. `stored.rs` defines the stored form.
+//! Data that exists only in one phase belongs to that variant of [`Phase`]. `stored.rs` defines the stored form. Some
+//! types here, such as [`OpenCall`] and [`Subscription`], have the name of a type of `rap-api`, which is what clients
+//! see of them.
 
 use std::time::Duration;
 
@@ -42,7 +44,7 @@ pub struct Head {
     /// Size of the results since the last model request, in bytes.
     pub(crate) result_bytes: u64,
     /// Number of ids that the thread has made: for calls, questions and children.
-    pub(crate) ids: u64,
+    pub(crate) ids_made: u64,
     /// Open calls that have a placeholder result in the history.
     pub(crate) background: Vec<OpenCall>,
     pub(crate) subscriptions: Vec<Subscription>,
@@ -385,7 +387,7 @@ impl Head {
             summarised_up_to: 0,
             prompt_tokens: 0,
             result_bytes: 0,
-            ids: 0,
+            ids_made: 0,
             background: Vec::new(),
             subscriptions: Vec::new(),
             questions: Vec::new(),

@@ -16,12 +16,12 @@ pub enum Input {
     /// The thread was created.
     Begin {
         /// The user's first message; `None` leaves the thread idle.
-        message: Option<UserText>,
+        message: Option<UserMessage>,
     },
     /// The user sent a message.
     UserMessage {
         /// Content of the message.
-        message: UserText,
+        message: UserMessage,
         /// Effect of the message on a busy thread.
         on_busy: OnBusy,
     },
@@ -158,14 +158,14 @@ pub enum Input {
 
 /// A message of the user: a text, and further texts and images.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
-pub struct UserText {
+pub struct UserMessage {
     /// Text of the message; may be empty if there is further content.
     pub text: String,
     /// Further content after the text.
     pub content: Vec<Content>,
 }
 
-impl UserText {
+impl UserMessage {
     /// Returns the title that a thread gets from this message.
     pub(crate) fn title(&self) -> Option<String> {
         let more = self.content.iter().filter_map(|item| match item {
@@ -198,14 +198,14 @@ pub fn check_content(content: &[Content]) -> Result<(), String> {
     Ok(())
 }
 
-impl<T: Into<String>> From<T> for UserText {
-    fn from(text: T) -> UserText {
-        UserText { text: text.into(), content: Vec::new() }
+impl<T: Into<String>> From<T> for UserMessage {
+    fn from(text: T) -> UserMessage {
+        UserMessage { text: text.into(), content: Vec::new() }
     }
 }
 
-impl From<UserText> for Item {
-    fn from(message: UserText) -> Item {
+impl From<UserMessage> for Item {
+    fn from(message: UserMessage) -> Item {
         Item::User { text: message.text, content: message.content, from: Speaker::User }
     }
 }
@@ -276,11 +276,11 @@ pub struct PlannedCall {
     pub arguments: Arguments,
     /// Text that users see for the call, from the tool's `displayScript`; `None` if it has none.
     pub display: Option<String>,
-    /// Execution of the call.
+    /// Decision about the call.
     pub plan: Plan,
 }
 
-/// Execution of a call.
+/// Decision about a call: invoke, ask for approval, run or refuse.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Plan {
     /// A tool server is invoked.

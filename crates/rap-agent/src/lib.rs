@@ -62,7 +62,7 @@ pub use crate::head::{
 };
 pub use crate::input::{
     BuiltIn, Choice, Event, Input, Plan, PlannedCall, ThreadMessage, ToolResult, TurnAnswer, TurnRetry,
-    UserText, check_content,
+    UserMessage, check_content,
 };
 pub use crate::input_queue::InputQueue;
 pub use crate::limits::{Limit, LimitValue, Limits, RuntimeLimits, Valid};

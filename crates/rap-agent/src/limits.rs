@@ -116,7 +116,8 @@ impl<F: Field + Default> Field for Option<F> {
 }
 
 /// Defines structs of limits. An entry is `field as key_in_the_configuration: Type = default, valid values;`. Without
-/// `as`, the key is the name of the field. `was` gives an earlier key, which is still accepted. `part` is a field that is not a limit itself; `within` lists limits inside it.
+/// `as`, the key is the name of the field. `was` gives an earlier key, which is still accepted. `part` is a field that
+/// is not a limit itself; `within` lists limits inside it.
 macro_rules! limits {
     ($(
         $(#[$about:meta])*
@@ -205,12 +206,13 @@ limits! {
         /// Maximum total size of the results that a thread receives between two model requests. All of them are read at
         /// once. A result beyond it is replaced by an error that states its size.
         result_bytes as result_bytes_per_turn: u64 = 16 * MIB, Valid::Size(1..=1024 * MIB);
-        /// Maximum time that an event is held while calls are open, and that an event child that waits counts as at work.
+        /// Maximum time that an event is held while calls are open. Also the time for which a waiting event child
+        /// counts as active.
         hold_max: Duration = seconds(60), Valid::Duration;
-        /// Maximum number of open children that the model of a thread spawned, and of event children at work for its
+        /// Maximum number of open children that the model of a thread spawned, and of active event children for its
         /// events.
         children as children_per_thread: usize = 64, Valid::Count(ANY);
-        /// Maximum number of event children of a subscription at work at the same time. Further events wait.
+        /// Maximum number of event children of a subscription that are active at the same time. Further events wait.
         event_children as event_children_per_subscription: usize = 4, Valid::Count(POSITIVE);
         /// Maximum number of waiting events that one event child takes; 1 spawns a child for each event.
         events_per_child: u32 = 100, Valid::Count(POSITIVE);
@@ -270,6 +272,9 @@ limits! {
         /// Time for which a model request waits for the discovery of tools. Tools that arrive later are offered with the
         /// next request.
         discovery_wait: Duration = seconds(1), Valid::Duration;
+        /// Maximum memory of the toolsets that need more than 1 MiB, parsed or not. A tool server can have half of it, and a
+        /// toolset beyond it is refused.
+        toolset_bytes: usize = 128 * KIB * KIB, Valid::Size(32 * MIB..=64 * 1024 * MIB);
         /// Number of attempts for a model request before the turn fails.
         model_attempts: u32 = 5, Valid::Count(POSITIVE);
         /// Maximum number of concurrent requests to one model server.
@@ -278,12 +283,16 @@ limits! {
         model_timeout: Duration = minutes(10), Valid::DurationAboveZero;
         /// Maximum time without data during the answer of a model.
         model_idle_timeout: Duration = minutes(2), Valid::DurationAboveZero;
+        /// Maximum memory of all requests to models that are being sent and of all answers that are received or processed,
+        /// besides the first 256 KiB of each. A model server can have half of it. Beyond it, requests wait, and one answer
+        /// continues at a time.
+        model_answer_bytes: usize = 128 * KIB * KIB, Valid::Size(MIB..=64 * 1024 * MIB);
         /// Maximum size of a request body; at most 8MiB.
         body: usize = BODY_BYTES, Valid::Size(1024..=BODY_BYTES as u64);
         /// Maximum size of a view.
         view_bytes: usize = 256 * KIB, Valid::Size(1..=BODY_BYTES as u64);
-        /// Maximum number of events of a subscription in a second, or "none". Beyond it, events are refused with 503 and have
-        /// to be sent again.
+        /// Maximum number of events of a subscription in a second, or "none". Beyond it, events are refused with 503
+        /// and have to be sent again.
         events_per_second: Option<u64> = Some(1000), Valid::CountOrNone;
         /// Lifetime of a callback URL, or "none" for as long as its call or subscription.
         callback_token_lifetime: Option<Duration> = None, Valid::DurationOrNone;

@@ -273,8 +273,8 @@ pub enum Ignored {
     /// The call is not open: it is settled, the thread never made it, or it waits for approval and was not sent.
     #[error("the call is not open")]
     SettledCall,
-    /// The thread never made the call, or it waits for approval and was not sent. Unlike [`Ignored::SettledCall`], this says that
-    /// no callback of the call can be valid.
+    /// The thread never made the call, or it waits for approval and was not sent. Unlike [`Ignored::SettledCall`], this
+    /// says that no callback of the call can be valid.
     #[error("the thread made no such call")]
     UnknownCall,
     /// The call has no active subscription: it never was one, it was cancelled, or it sent its final event.

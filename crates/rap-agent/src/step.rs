@@ -12,12 +12,13 @@ use crate::texts;
 use crate::{
     Amounts, Arguments, Attention, CallEntry, CallState, Effect, Entry, Facts, Head, Ignored, Input,
     InputQueue, Item, Limits, OpenCall, Origin, PauseScope, Phase, Queue, Speaker, Step, ThreadMessage,
-    ToolResult, UserText, Write,
+    ToolResult, UserMessage, Write,
 };
 
-/// Maximum number of messages of other threads of the session that a thread holds, and the size of held input in bytes at
-/// which it accepts no more of them.
-const HELD_FROM_SESSION: (u64, u64) = (1024, 64 * 1024 * 1024);
+/// Maximum number of messages of other threads of the session that a thread holds.
+const MAX_SESSION_MESSAGES: u64 = 1024;
+/// Size of held input, in bytes, at which a thread accepts no more messages of other threads of the session.
+const MAX_SESSION_MESSAGE_BYTES: u64 = 64 * 1024 * 1024;
 
 /// Applies an input to a thread. `facts` must contain what [`crate::facts_needed`] asked for.
 pub fn step(
@@ -36,11 +37,11 @@ pub fn step(
     match input {
         Input::Begin { message: None } => {}
         Input::Begin { message: Some(message) } => {
-            step.name(&message);
+            step.set_default_title(&message);
             step.ask_with_message(message);
         }
         Input::UserMessage { message, on_busy } => {
-            step.name(&message);
+            step.set_default_title(&message);
             step.handle_user_message(message, on_busy)?;
         }
         Input::TurnEnded { turn, .. }
@@ -152,7 +153,7 @@ impl<'a> StepBuilder<'a> {
     }
 
     /// Gives a thread without a title one that is made from its first message.
-    fn name(&mut self, message: &UserText) {
+    fn set_default_title(&mut self, message: &UserMessage) {
         if self.head.turn == 0 && self.head.title.is_none() {
             self.head.title = message.title();
         }
@@ -317,9 +318,9 @@ impl<'a> StepBuilder<'a> {
 
     /// Makes a call id that is unique in all threads.
     pub(crate) fn new_call_id(&mut self) -> CallId {
-        self.head.ids += 1;
+        self.head.ids_made += 1;
         let incarnation = self.facts.thread.incarnation;
-        let id = format!("{}{incarnation:016x}_{}", texts::ID_PREFIX, self.head.ids);
+        let id = format!("{}{incarnation:016x}_{}", texts::ID_PREFIX, self.head.ids_made);
         CallId::new(id).expect("bug: an id of digits and letters is well-formed")
     }
 
@@ -459,12 +460,12 @@ impl<'a> StepBuilder<'a> {
         Ok(())
     }
 
-    /// Handles a message of the session. It does not count as held input, which has its own limit: messages of threads that
-    /// work together do not keep events away. If too many wait, the message is dropped. The sender is told, and so is this thread
-    /// when it reads the others, since the sender may be closed by then.
+    /// Handles a message of the session. Such messages have their own limit, so that they cannot use up the space for
+    /// events. Beyond it, the message is dropped. Its sender gets a notice, and so does this thread when it reads the
+    /// others, since the sender may be closed by then.
     fn handle_session_input(&mut self, sender: ThreadId, items: Vec<Item>, external_input_at: Timestamp) {
         let held = &mut self.head.held;
-        if held.from_session >= HELD_FROM_SESSION.0 || held.bytes >= HELD_FROM_SESSION.1 {
+        if held.from_session >= MAX_SESSION_MESSAGES || held.bytes >= MAX_SESSION_MESSAGE_BYTES {
             held.dropped_from_session += 1;
             return self.send(sender, ThreadMessage::Notice { text: texts::MESSAGE_NOT_ACCEPTED.into() });
         }

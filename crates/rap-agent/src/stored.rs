@@ -130,7 +130,7 @@ impl Serialize for Head {
             summarised_up_to: self.summarised_up_to,
             prompt_tokens: self.prompt_tokens,
             result_bytes: self.result_bytes,
-            ids: self.ids,
+            ids: self.ids_made,
             batch: self.batch().into(),
             background: (&self.background).into(),
             subscriptions: (&self.subscriptions).into(),
@@ -185,7 +185,7 @@ impl<'de> Deserialize<'de> for Head {
             summarised_up_to: stored.summarised_up_to,
             prompt_tokens: stored.prompt_tokens,
             result_bytes: stored.result_bytes,
-            ids: stored.ids,
+            ids_made: stored.ids,
             background: stored.background.into_owned(),
             subscriptions: stored.subscriptions.into_owned(),
             questions: stored.questions.into_owned(),
@@ -212,7 +212,7 @@ mod tests {
         let idle = r#"{"phase":"idle","turn":2,"turns_awake":1,"seq":4,"settled":4,"minted":1,
             "usage":{"input":1,"output":2,"cached":0}}"#;
         let head: Head = serde_json::from_str(idle).unwrap();
-        assert_eq!((head.turn, head.seq, head.ids, &head.phase), (2, 4, 1, &Phase::Idle));
+        assert_eq!((head.turn, head.seq, head.ids_made, &head.phase), (2, 4, 1, &Phase::Idle));
         let waiting = r#"{"phase":"waiting","turn":1,"turns_awake":1,"seq":2,"settled":0,"minted":0,
             "batch":[{"id":"a","name":"look","server":"http://127.0.0.1:9","seq":2,"since":7}],
             "running":[{"id":"b","name":"look","server":"http://127.0.0.1:9","seq":1,"since":5,"until":9}],

@@ -180,11 +180,11 @@ impl StepBuilder<'_> {
         let failing_for = self.now.since(since);
         let (shortest, longest) = RETRY_PAUSE;
         let in_time = failing_for < self.limits.failed_retry_for;
-        // No user looks after an event child. It retries whatever the reason, and is closed in the end.
+        // No user watches an event child, so it retries whatever the reason, and is closed when the retries end.
         let is_event_child = self.head.origin.is_event();
         let retries = in_time && (retry == TurnRetry::Later || is_event_child);
         let retry_at = retries.then(|| self.now.plus(failing_for.clamp(shortest, longest)));
-        self.append(Item::notice(format!("the model could not be asked: {why}")));
+        self.append(Item::notice(format!("the model request failed: {why}")));
         let given_up = (is_event_child && !in_time).then(|| why.clone());
         self.head.phase = Phase::Failed { why, since, retry_at };
         if let Some(why) = given_up {

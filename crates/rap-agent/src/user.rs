@@ -6,14 +6,18 @@ use crate::step::{StepBuilder, TurnReason};
 use crate::texts;
 use crate::{
     CallState, Effect, Ignored, Item, NewQuestion, OnBusy, OpenCall, PauseScope, Phase, Question,
-    QuestionKind, Queue, ThreadMessage, UserText, Write,
+    QuestionKind, Queue, ThreadMessage, UserMessage, Write,
 };
 
 /// Maximum number of consecutive answers that user messages drop. The next message is held.
 const MAX_DROPPED_ANSWERS: u8 = 2;
 
 impl StepBuilder<'_> {
-    pub(crate) fn handle_user_message(&mut self, message: UserText, on_busy: OnBusy) -> Result<(), Ignored> {
+    pub(crate) fn handle_user_message(
+        &mut self,
+        message: UserMessage,
+        on_busy: OnBusy,
+    ) -> Result<(), Ignored> {
         match (&self.head.phase, on_busy) {
             (Phase::Idle, _) => self.ask_with_message(message),
             (Phase::Failed { .. }, _) => {
@@ -53,14 +57,14 @@ impl StepBuilder<'_> {
     }
 
     /// Appends held input, then the message, and asks the model about all of it.
-    pub(crate) fn ask_with_message(&mut self, message: UserText) {
+    pub(crate) fn ask_with_message(&mut self, message: UserMessage) {
         self.release(Queue::UntilBatchCloses);
         self.append(message.into());
         self.ask(TurnReason::User);
     }
 
     /// Does the same as `ask_with_message`, but an enqueued message does not overtake earlier ones.
-    fn ask_with_message_in_order(&mut self, message: UserText, on_busy: OnBusy) {
+    fn ask_with_message_in_order(&mut self, message: UserMessage, on_busy: OnBusy) {
         if on_busy == OnBusy::Enqueue {
             self.release(Queue::UntilBatchCloses);
             self.release(Queue::UntilIdle);
@@ -68,7 +72,7 @@ impl StepBuilder<'_> {
         self.ask_with_message(message);
     }
 
-    fn hold_message(&mut self, queue: Queue, message: UserText) -> Result<(), Ignored> {
+    fn hold_message(&mut self, queue: Queue, message: UserMessage) -> Result<(), Ignored> {
         self.check_space(queue)?;
         self.hold(queue, vec![message.into()]);
         Ok(())
@@ -181,8 +185,8 @@ impl StepBuilder<'_> {
     }
 
     pub(crate) fn add_question(&mut self, call: CallId, kind: QuestionKind) -> u64 {
-        self.head.ids += 1;
-        let number = self.head.ids;
+        self.head.ids_made += 1;
+        let number = self.head.ids_made;
         self.head.questions.push(Question { number, call, kind, answered: false });
         number
     }

@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 
 use crate::Time;
-use crate::word::words;
+use crate::string_enum::string_enum;
 
 /// A delivery that did not succeed at its first attempt.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -50,7 +50,7 @@ pub struct DeliveryAttempt {
     pub detail: String,
 }
 
-words! {
+string_enum! {
     /// Kind of a delivery.
     DeliveryKind {
         /// A call, sent to a tool server.
@@ -66,7 +66,7 @@ words! {
     }
 }
 
-words! {
+string_enum! {
     /// State of a delivery after its last attempt.
     DeliveryOutcome {
         /// The last attempt failed, and there will be another one.

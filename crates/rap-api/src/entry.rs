@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::word::words;
+use crate::string_enum::string_enum;
 use crate::{Time, Usage};
 
 /// Entries of a history.
@@ -93,7 +93,7 @@ pub enum Item {
     Unknown,
 }
 
-words! {
+string_enum! {
     /// Sender of a message that is not from the user.
     Sender {
         /// The parent thread.

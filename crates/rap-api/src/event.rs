@@ -3,7 +3,7 @@
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::word::words;
+use crate::string_enum::string_enum;
 use crate::{Delivery, Entry, OpenCall, Question, QuestionKind, Status, Time, View};
 
 /// An event of a thread.
@@ -184,7 +184,7 @@ pub struct CallEvent {
     pub state: CallEventKind,
 }
 
-words! {
+string_enum! {
     /// Kind of a [`CallEvent`].
     CallEventKind {
         /// The call has no result yet.

@@ -1,4 +1,4 @@
-//! Figures of all agents.
+//! Statistics of all agents.
 
 use std::collections::BTreeMap;
 

@@ -65,12 +65,12 @@ mod listing;
 mod moving;
 mod question;
 mod request;
-mod session;
+mod sign_in;
+mod string_enum;
 mod thread;
 mod time;
 mod token;
 mod tool;
-mod word;
 
 pub use delivery::{Delivery, DeliveryAttempt, DeliveryKind, DeliveryOutcome};
 pub use entry::{Call, Content, Entries, Entry, Item, Sender, display_text};
@@ -91,7 +91,7 @@ pub use request::{
     Answer, CONTENT_ITEMS, CreateThread, Done, ErrorBody, ErrorReason, Fork, ID_CHARS, IMAGE_BYTES,
     IMAGE_TYPES, OnBusy, Prune, Pruned, SendMessage, TITLE_CHARS, Turn,
 };
-pub use session::{Session, SignIn};
+pub use sign_in::{SignIn, SignInState};
 pub use thread::{Cost, OpenCall, SessionUsage, Status, Subscription, Thread, Usage, UsualDuration};
 pub use time::{Time, TimeError};
 pub use token::{CreateToken, CreatedToken, ListedToken, TOKEN_NAME_CHARS, TokenScope};

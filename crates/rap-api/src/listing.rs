@@ -5,7 +5,7 @@ use schemars::JsonSchema;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 
-use crate::word::words;
+use crate::string_enum::string_enum;
 use crate::{Delivery, ListedToken, Question, Thread, Time, UsualDuration};
 
 /// A page of a listing.
@@ -64,7 +64,7 @@ listings! {
     Nodes { nodes: Node } at "nodes";
 }
 
-words! {
+string_enum! {
     /// Order of a listing of threads.
     ThreadOrder {
         /// In the order of their creation.
@@ -180,7 +180,7 @@ pub struct Timer {
     pub at: Time,
 }
 
-words! {
+string_enum! {
     /// Kind of a timer.
     TimerKind {
         /// A call times out.

@@ -23,9 +23,10 @@ pub struct Migrate {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 pub struct Move {
-    /// `moving`, `moved`, or `failed`: then the session continues here.
+    /// `moving`, `moved`, `failed`: then the session continues here, or `lost`: the other runtime had the session, and does
+    /// not confirm that it has it now. Its records stay here, out of use, until it is moved again.
     pub state: String,
-    /// The reason of a failure.
+    /// The reason of `failed` and `lost`.
     #[serde(default)]
     pub why: Option<String>,
 }
@@ -54,7 +55,7 @@ pub struct DestinationServer {
     pub name: Option<String>,
     /// Its base URL as configured; for a server that the runtime starts, `command:` and a name.
     pub url: String,
-    /// Its base URL at the moment. Absent if it does not run.
+    /// Base URL at which it takes the state of sessions at the moment. Absent if it does not run.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub address: Option<String>,
 }

@@ -7,19 +7,19 @@ use serde::{Deserialize, Serialize};
 use crate::Time;
 #[cfg(feature = "schema")]
 use crate::request::ID_PATTERN;
-use crate::word::words;
+use crate::string_enum::string_enum;
 
 /// Maximum length of the name of a token, in characters.
 pub const TOKEN_NAME_CHARS: usize = 100;
 
-words! {
+string_enum! {
     /// Requests that a token permits.
     TokenScope {
         /// Read only: `GET`.
         Read = "read",
-        /// Everything except tokens.
+        /// Everything except tokens, pruning, and moving sessions.
         Write = "write",
-        /// Everything, tokens included.
+        /// Everything.
         Admin = "admin",
     }
 }

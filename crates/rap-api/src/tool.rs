@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use crate::Time;
-use crate::word::words;
+use crate::string_enum::string_enum;
 
 /// The tool servers and their tools.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -54,7 +54,7 @@ pub struct ServerHealth {
     pub next_attempt_at: Option<Time>,
 }
 
-words! {
+string_enum! {
     /// State of a tool server.
     HealthState {
         /// The last request was accepted.

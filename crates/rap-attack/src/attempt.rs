@@ -23,7 +23,7 @@ pub(crate) struct Attempt {
 impl Attempt {
     /// Topics whose attempts use much CPU time, memory or many connections, by the set of servers on which they run.
     const COSTLY: [&[&str]; 2] =
-        [&["connections"], &["callers", "events", "models", "answers", "validation"]];
+        [&["connections"], &["callers", "events", "models", "responses", "validation"]];
 
     /// Returns the only set of servers on which the attempt may run, or `None` if it may run on any.
     pub(crate) fn set(&self) -> Option<usize> {

@@ -1,6 +1,5 @@
 //! All attempts, by topic.
 
-mod answers;
 mod arrivals;
 mod callbacks;
 mod callers;
@@ -13,12 +12,13 @@ mod files;
 mod local;
 mod mcp;
 mod models;
-mod page;
 mod people;
 mod requests;
+mod responses;
 mod shipped;
 mod users;
 mod validation;
+mod web_interface;
 
 use crate::attempt::Attempt;
 
@@ -28,7 +28,7 @@ pub(crate) fn all() -> Vec<Attempt> {
         requests::all,
         local::all,
         connections::all,
-        answers::all,
+        responses::all,
         validation::all,
         discovery::all,
         callers::all,
@@ -39,7 +39,7 @@ pub(crate) fn all() -> Vec<Attempt> {
         people::all,
         files::all,
         users::all,
-        page::all,
+        web_interface::all,
         arrivals::all,
         shipped::all,
         mcp::all,

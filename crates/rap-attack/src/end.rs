@@ -3,14 +3,13 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use rap_testkit::Process;
+use rap_testkit::{Process, poll};
 
 use crate::attempt::{Cost, Outcome, Tries};
 use crate::stage::Stage;
 
 /// Time within which a server stops, whatever it was doing.
 const STOPPED_WITHIN: Duration = Duration::from_secs(5);
-const POLL_PAUSE: Duration = Duration::from_millis(10);
 /// Part of a callback token that is random enough to be recognised, in characters.
 const TOKEN_PART: usize = 32;
 
@@ -43,10 +42,8 @@ async fn stop(stages: &[Arc<Stage>]) -> Tries {
     let processes: Vec<&Process> = processes(stages).collect();
     let (slowdown, began) = (crate::watch::slowdown().await, Instant::now());
     processes.iter().for_each(|process| process.signal("TERM"));
-    while began.elapsed() < STOPPED_WITHIN * slowdown && processes.iter().any(|process| process.is_running())
-    {
-        tokio::time::sleep(POLL_PAUSE).await;
-    }
+    let have_stopped = async || !processes.iter().any(|process| process.is_running());
+    let _stopped = poll(STOPPED_WITHIN * slowdown, have_stopped).await;
     for process in processes {
         let what = format!("{} did not stop within {} s", process.url, STOPPED_WITHIN.as_secs());
         tries.add(what, process.is_running());

@@ -2,10 +2,11 @@
 
 use std::path::Path;
 use std::sync::Mutex;
+use std::time::Duration;
 
 use rap_testkit::model::ModelServer;
 use rap_testkit::tools::{Call, tool};
-use rap_testkit::{Process, Rap, Setup, Tools, programs};
+use rap_testkit::{Process, Rap, Setup, Tools, poll, programs};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -26,6 +27,8 @@ pub(crate) const HOSTILE: &str = "s3cret-token-of-a-hostile-server";
 const MODEL: &str = "sk-s3cret-key-of-the-model";
 /// Rate of events that a subscription may send in `rap`, if it can be set.
 pub(crate) const EVENTS_PER_SECOND: usize = 100;
+/// Time within which an attempt sees what it waits for, on a busy machine too.
+pub(crate) const REACHED_WITHIN: Duration = Duration::from_secs(120);
 /// Time within which a request has to arrive at the runtime without tokens.
 const REQUEST_WITHIN: &str = "request_within = \"2s\"";
 /// The default, which the test kit replaces by a longer time.
@@ -153,6 +156,12 @@ impl Stage {
     pub(crate) async fn status(&self, thread: &str) -> String {
         let answer = wire::get(&self.rap.at(&format!("/v1/threads/{thread}")), Some(ATTACKER)).await;
         answer.and_then(|answer| answer.body["status"].as_str().map(str::to_owned)).unwrap_or_default()
+    }
+
+    /// Waits until a thread of the attacker has one of these statuses.
+    pub(crate) async fn until_status(&self, thread: &str, statuses: &[&str]) {
+        let reached = poll(REACHED_WITHIN, async || statuses.contains(&self.status(thread).await.as_str()));
+        assert!(reached.await.is_some(), "{thread} is {:?}, not {statuses:?}", self.status(thread).await);
     }
 }
 

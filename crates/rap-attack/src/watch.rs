@@ -14,7 +14,8 @@ use crate::attempt::{Attempt, Cost, Outcome, Tries};
 use crate::stage::{BYSTANDER, Stage};
 use crate::wire;
 
-/// Maximum memory of a server, in bytes. A runtime keeps up to 256 MiB of request bodies and 128 MiB of answers.
+/// Maximum memory of a server, in bytes. A runtime keeps up to 256 MiB of request bodies, 128 MiB of
+/// answers and 192 MiB of answers of models.
 const RSS: u64 = 768 * 1024 * 1024;
 /// Maximum CPU time that one attempt may cost all servers together.
 const CPU: Duration = Duration::from_secs(20);

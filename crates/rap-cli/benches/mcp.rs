@@ -1,7 +1,7 @@
 //! Cost of the bridge to MCP servers: `cargo bench -p rap-cli`.
 //!
-//! The same calls of the same server, a script in Python over pipes, are made directly and through the bridge, in turns. Through
-//! the bridge, a call is an invocation, a commit, a request of MCP, a commit and a callback.
+//! The same calls of the same server, a script in Python over pipes, are made directly and through the bridge, in
+//! turns. Through the bridge, a call is an invocation, a commit, a request of MCP, a commit and a callback.
 
 use std::fs;
 use std::io::{BufRead, BufReader, Lines, Write};
@@ -184,7 +184,7 @@ async fn start(servers: u64) -> BenchResult<Start> {
     let rap = setup.start();
     let ready = began.elapsed();
     let deadline = Instant::now() + Duration::from_secs(300);
-    while (rap.log().matches("the MCP server runs").count() as u64) < servers {
+    while (rap.log().matches("the MCP server is running").count() as u64) < servers {
         if Instant::now() > deadline {
             return Err(format!("the servers did not start: {}", rap.log()).into());
         }

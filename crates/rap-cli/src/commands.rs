@@ -80,7 +80,7 @@ impl Connection {
 pub fn error_text(error: &anyhow::Error) -> String {
     match error.downcast_ref() {
         Some(Error::Unreachable { url, why }) => format!(
-            "no runtime answers at {url}: start it with: rap serve\n(or set another URL with --url or RAP_URL; {why})"
+            "no runtime answers at {url} ({why})\nstart one with: rap serve, or set another URL with --url or RAP_URL"
         ),
         Some(error @ Error::Unauthorized { .. }) => {
             format!(

@@ -40,7 +40,7 @@ use rap_runtime::FALLBACK_AFTER;
 pub use rap_runtime::model::anthropic::Thinking;
 use rap_runtime::model::scripted;
 pub use rap_runtime::model::{Options, Provider};
-pub use rap_runtime::{CallbackAuth, Limits, Notify, TelemetrySettings, ToolGlob, Window};
+pub use rap_runtime::{AlertDestination, CallbackAuth, Limits, TelemetrySettings, ToolGlob, Window};
 use url::Url;
 
 pub use self::base_url::BaseUrl;
@@ -68,7 +68,7 @@ pub struct Config {
     /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
     /// Destinations that are told about threads that need a person, have failed or were closed.
-    pub notify: Vec<Notify>,
+    pub notify: Vec<AlertDestination>,
     /// MCP servers whose tools are offered to agents.
     pub mcp_servers: Vec<McpServer>,
     /// Collector of traces; `None` if none are recorded.
@@ -235,11 +235,13 @@ pub enum ToolSource {
         /// Name that is unique among the servers and stays the same.
         name: String,
         /// Program to start.
-        program: ToolProgram,
+        program: Box<ToolProgram>,
         /// Bearer token that its callers send; `None` for one that is made at its first start.
         bearer: Option<Secret>,
         /// Time in which it has to name its port.
         start_timeout: Duration,
+        /// Key that it shares with the server of the same name of another runtime, to move the state of sessions there.
+        migration_key: Option<Secret>,
     },
 }
 

@@ -1,7 +1,7 @@
 //! The `rap` command. Except for the variables that clap reads (`env =`), this is the only module that reads the process
 //! environment.
 //!
-//! Exit codes: 0 success, 1 failure, 2 wrong usage. Errors go to stderr; each line begins with `rap: `.
+//! Exit codes: 0 success, 1 failure, 2 wrong usage. Errors go to stderr and begin with `rap: `.
 
 use std::io::{self, IsTerminal, Write};
 use std::path::{Path, PathBuf};
@@ -36,7 +36,7 @@ enum Command {
     Demo(commands::demo::Demo),
     /// Write a commented rap.toml that lists every setting.
     Init(Init),
-    /// Run the runtime: callback endpoint, client API and the page for people.
+    /// Run the runtime: callback endpoint, client API and web interface.
     Serve(Serve),
     /// Talk to an agent and watch what it does.
     Chat(commands::chat::Chat),
@@ -52,7 +52,7 @@ enum Command {
     Timers(Client<commands::timers::Command>),
     /// List and answer questions that wait for a person.
     Inbox(Client<commands::inbox::Command>),
-    /// List deliveries that were refused, retried or given up.
+    /// List, show and retry deliveries that were refused, retried or given up.
     Deliveries(Client<commands::deliveries::Command>),
     /// List tool servers, their tools and their errors.
     Tools(Client<commands::tools::Command>),
@@ -67,7 +67,7 @@ enum Command {
     /// Write a session, or all of them, to a file that any database can import.
     #[command(after_help = "Example: rap export --all -o sessions.jsonl")]
     Export(commands::moving::Export),
-    /// Import the sessions of a file into a database. The runtime of that database must not run.
+    /// Import the sessions of a file into a database. Stop the runtime that uses the database first.
     #[command(after_help = "Example: rap import sessions.jsonl --config postgres.toml")]
     Import(commands::moving::Import),
     /// Move a session to another runtime, with the state of its tool servers.
@@ -103,7 +103,8 @@ enum Command {
     },
     /// Measure round trips, memory and latency on this machine, and compare them with its disk and loopback network.
     #[command(
-        after_help = "Example: rap bench --plots plots. It takes some minutes and loads the machine; nothing leaves it."
+        after_help = "It takes a few minutes and uses the whole machine. It sends nothing to other machines.\n\n\
+                      Example: rap bench --plots plots"
     )]
     Bench(commands::bench::Bench),
     /// Print a shell completion script.

@@ -11,13 +11,15 @@ use anyhow::{Context, bail};
 use listenfd::ListenFd;
 use rap_agent::{LimitValue, Server};
 use rap_io::client::{Client, ClientLimits};
+use rap_io::secret_box::Key;
 use rap_io::serve::Signals;
-use rap_protocol::{UrlRules, redact};
+use rap_protocol::{Secret, UrlRules, redact};
 use rap_runtime::model::Model;
 use rap_runtime::{Agent, AgentModel, Database, Limits, PostgresDatabase, Runtime, Settings, ToolServer};
 use tokio::net::{TcpListener, TcpStream};
 use url::Url;
 
+use crate::commands::tool::McpLaunch;
 use crate::config::{self, Config, Environment, Store, ToolProgram, ToolSource};
 use crate::tool_process::{Launch, START_WITHIN, ToolProcesses};
 
@@ -80,7 +82,7 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
         started = starting => started.context("the start failed")??,
     };
     tracing::info!(%url, %database, tool_servers = servers, "listening on {bound}");
-    tracing::info!("the page for people is at {url}/");
+    tracing::info!("web interface: {url}/");
     if let Some(collector) = collector {
         tracing::info!("traces are sent to {collector}");
     }
@@ -98,11 +100,10 @@ pub async fn serve(config: Config, environment: &Environment, lifetime: Lifetime
     probe(urls);
     let stop = async {
         tokio::select! {
-            _ = signals.next() => {}
-            () = stdin_closed(), if lifetime == Lifetime::WhileStdinIsOpen => {}
-            () = idle => tracing::info!("idle"),
+            _ = signals.next() => tracing::info!("stopping"),
+            () = stdin_closed(), if lifetime == Lifetime::WhileStdinIsOpen => tracing::info!("stopping"),
+            () = idle => tracing::info!("idle; stopping"),
         }
-        tracing::info!("stopping");
         tokio::spawn(async move {
             signals.next().await;
             tracing::warn!("stopping at once; everything acknowledged is on disk");
@@ -160,6 +161,9 @@ fn probe(tool_servers: Vec<Url>) {
     }
 }
 
+/// Variable with the key with which a tool server moves the state of sessions; see `rap_tool::ToolServer::migrate_calls`.
+const MIGRATION_KEY: &str = "RAP_TOOL_MIGRATION_KEY";
+
 /// Returns the settings of all tool servers. Those that this program starts are added to `processes`.
 fn add_tool_servers(
     config: &Config,
@@ -181,10 +185,12 @@ fn add_tool_servers(
             callback_auth: server.callback_auth,
             ..ToolServer::new(url.as_str())
         },
-        ToolSource::Start { name, program, bearer, start_timeout } => {
+        ToolSource::Start { name, program, bearer, start_timeout, migration_key } => {
             let mut environment = inherited.clone();
+            let key = migration_key.iter().map(|key| (MIGRATION_KEY.to_owned(), key.expose().to_owned()));
+            environment.extend(key);
             environment.extend(consent(&format!("/command:{name}")));
-            let command = match program {
+            let command = match &**program {
                 ToolProgram::Command(command) => command.clone(),
                 ToolProgram::Shipped(run, options) => {
                     environment.extend(crate::commands::tool::secret_variables(options));
@@ -193,13 +199,15 @@ fn add_tool_servers(
             };
             let (bearer, data) = (bearer.clone(), data_directory(&config.store, bound));
             let start_within = *start_timeout;
-            processes.add(Launch { name: name.clone(), command, environment, bearer, data, start_within })
+            let launch = Launch { name: name.clone(), command, environment, bearer, data, start_within };
+            let parse = |key: &Secret| Key::parse(key.expose()).expect("bug: the configuration was checked");
+            ToolServer { migration_key: migration_key.as_ref().map(parse), ..processes.add(launch) }
         }
     };
     let mut servers: Vec<ToolServer> = config.tool_servers.iter().map(start).collect();
     if !config.mcp_servers.is_empty() {
-        let (command, servers_variable) = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
-        let environment = inherited.into_iter().chain([servers_variable]).chain(consent("")).collect();
+        let McpLaunch { command, variables } = crate::commands::tool::mcp_launch(&config.mcp_servers)?;
+        let environment = inherited.into_iter().chain(variables).chain(consent("")).collect();
         let (name, data) = (MCP_BRIDGE.to_owned(), data_directory(&config.store, bound));
         let start_within = START_WITHIN;
         let bridge = processes.add(Launch { name, command, environment, bearer: None, data, start_within });
@@ -219,8 +227,8 @@ fn consent_url(config: &Config, bound: SocketAddr, name: &str) -> Option<(String
     Some((crate::commands::tool::CONSENT_VARIABLE.to_owned(), url))
 }
 
-/// Returns the directory for the data of tool servers that this program starts: beside the database. Several nodes of a Postgres
-/// database may run in one directory, and each has its own tool servers.
+/// Returns the directory for the data of tool servers that this program starts: beside the database. Several nodes of a
+/// Postgres database may run in one directory, and each has its own tool servers.
 fn data_directory(store: &Store, bound: SocketAddr) -> PathBuf {
     const NAME: &str = "rap-data";
     match store {
@@ -268,7 +276,7 @@ pub fn settings(
         listen: Some(bound),
         tls: config.server.tls,
         proxies: config.server.proxies,
-        page: Some(crate::page::PAGE),
+        web_assets: Some(crate::web::ASSETS),
         limits: config.limits,
     })
 }

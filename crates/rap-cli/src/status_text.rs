@@ -45,7 +45,7 @@ pub fn describe(thread: &Thread, related: &Related, now: Time) -> Vec<String> {
 
 /// Returns a reason with a word before it that says whether the thread failed or is paused. Reasons that earlier versions
 /// stored begin with the word.
-pub fn with_word(status: Status, why: &str) -> String {
+pub fn with_status_prefix(status: Status, why: &str) -> String {
     let word = if status == Status::Failed { "failed: " } else { "paused: " };
     if why.starts_with(word) { why.to_owned() } else { format!("{word}{why}") }
 }
@@ -78,7 +78,7 @@ pub fn grouped(number: u64) -> String {
 }
 
 /// Returns a status as shown to people.
-pub fn word(status: Status) -> &'static str {
+pub fn label(status: Status) -> &'static str {
     match status {
         Status::NeedsYou => "needs you",
         other => other.as_str(),
@@ -131,11 +131,14 @@ fn describe_call(call: &OpenCall, now: Time) -> String {
     let (id, since) = (&call.call_id, short_duration(now.since(call.since)));
     match call.tool.as_str() {
         texts::SLEEP | texts::SLEEP_UNTIL => {
-            format!("sleeping ({id}) for {since}; wakes {}, or on any input", ends(call, now))
+            format!("asleep for the last {since} ({id}); wakes {}, or on any input", ends(call, now))
         }
-        texts::WAIT => format!("waiting ({id}) for {since} for any input"),
+        texts::WAIT => format!("has waited {since} for any input ({id})"),
         tool if call.needs_approval => {
-            format!("`{tool}` ({id}) waits for your approval for {since}; refused {}", ends(call, now))
+            format!(
+                "`{tool}` ({id}) has waited {since} for your approval; refused automatically {}",
+                ends(call, now)
+            )
         }
         tool => {
             let shown = shown(call).map_or(String::new(), |shown| format!(", {shown},"));
@@ -155,10 +158,10 @@ pub fn call_progress(call: &OpenCall, now: Time) -> String {
     let (id, since) = (&call.call_id, long_duration(now.since(call.since)));
     match call.tool.as_str() {
         texts::SLEEP | texts::SLEEP_UNTIL => {
-            format!("sleeping ({id}) for {since}; wakes {}", ends(call, now))
+            format!("asleep for the last {since} ({id}); wakes {}", ends(call, now))
         }
-        texts::WAIT => format!("waiting ({id}) for {since} for any input"),
-        tool if call.needs_approval => format!("{tool} ({id}) waits for your approval for {since}"),
+        texts::WAIT => format!("has waited {since} for any input ({id})"),
+        tool if call.needs_approval => format!("{tool} ({id}) has waited {since} for your approval"),
         tool => {
             let shown = shown(call).map_or(String::new(), |shown| format!(": {shown}"));
             format!("{tool} ({id}) has been running for {since}{shown}")
@@ -187,7 +190,7 @@ fn shown(call: &OpenCall) -> Option<String> {
 fn ends(call: &OpenCall, now: Time) -> String {
     match call.until {
         Some(until) if until > now => exact_relative(until, now),
-        _ => "any moment".into(),
+        _ => "at any moment".into(),
     }
 }
 
@@ -207,7 +210,7 @@ fn describe_child(child: &Thread, now: Time) -> String {
     let title = child.title.as_ref().map_or(String::new(), |title| format!(" “{title}”"));
     let waiting_for = waiting_for(child, now);
     let waiting_for = if waiting_for.is_empty() { waiting_for } else { format!(": {waiting_for}") };
-    format!("child {}{title} is {}{waiting_for}", child.id, word(child.status))
+    format!("child {}{title} is {}{waiting_for}", child.id, label(child.status))
 }
 
 /// Lists what a thread waits for, in a few words for a table. A failed or paused thread gives its reason.
@@ -370,9 +373,9 @@ mod tests {
         };
         let expected = [
             "waiting for 3 calls",
-            "sleeping (c1) for 3 min; wakes in 1 min 15 s, or on any input",
-            "sleeping (c2) for 3 min; wakes any moment, or on any input",
-            "waiting (c3) for 3 min for any input",
+            "asleep for the last 3 min (c1); wakes in 1 min 15 s, or on any input",
+            "asleep for the last 3 min (c2); wakes at any moment, or on any input",
+            "has waited 3 min for any input (c3)",
             "schedule (c4) active for 3 min; next wake in 1 min, at 1970-01-01T00:11:00.000Z",
             "child t2 “Look it up” is waiting: sleep (wakes in 1 min 15 s)",
             "2 more open children",
@@ -380,15 +383,15 @@ mod tests {
         assert_eq!(describe(&sleeper, &related, now()), expected);
         assert_eq!(
             waiting_for(&sleeper, now()),
-            "sleep (wakes in 1 min 15 s), sleep (wakes any moment), any input, schedule, 3 children"
+            "sleep (wakes in 1 min 15 s), sleep (wakes at any moment), any input, schedule, 3 children"
         );
         let live: Vec<String> = sleeper.waiting_on.iter().map(|call| call_progress(call, now())).collect();
         assert_eq!(
             live,
             [
-                "sleeping (c1) for 3 min; wakes in 1 min 15 s",
-                "sleeping (c2) for 3 min; wakes any moment",
-                "waiting (c3) for 3 min for any input",
+                "asleep for the last 3 min (c1); wakes in 1 min 15 s",
+                "asleep for the last 3 min (c2); wakes at any moment",
+                "has waited 3 min for any input (c3)",
             ]
         );
     }

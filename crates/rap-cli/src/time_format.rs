@@ -34,8 +34,8 @@ pub fn clock(at: Time, now: Time) -> String {
     if now.starts_with(date) { format!("{time} UTC") } else { format!("{date} {time} UTC") }
 }
 
-/// Rounds a duration to the smaller unit that is shown, so that a timer of two hours that was just set ends in 2 h, not in 1 h
-/// 59 min.
+/// Rounds a duration to the smaller unit that is shown, so that a timer of two hours that was just set ends in 2 h, not
+/// in 1 h 59 min.
 fn rounded(duration: Duration) -> Duration {
     let seconds = duration.as_millis().div_ceil(1000) as u64;
     let unit = match seconds {

@@ -215,7 +215,7 @@ async fn serve(
         Ok(Err(why)) => return ended_or(tree, why).await,
         Err(_) => return format!("did not name its port within {start_within:?}"),
     };
-    tracing::info!(server = name, port, pid = tree.id(), "the tool server runs");
+    tracing::info!(server = name, port, pid = tree.id(), "the tool server is running");
     state.send_replace(ServerState::Running { port });
     tokio::spawn(log_lines(name.clone(), stdout));
     format!("ended: {}", described(tree.wait().await))
@@ -267,8 +267,47 @@ async fn next_line(reader: &mut (impl AsyncBufRead + Unpin)) -> io::Result<Optio
 /// Writes the output of a server to the log, with its name.
 async fn log_lines(server: String, mut output: impl AsyncBufRead + Unpin) {
     while let Ok(Some(line)) = next_line(&mut output).await {
-        if !line.is_empty() {
-            tracing::info!(server, "{}", visible::text(&line));
+        let (level, text) = parse_log_line(&line);
+        let text = visible::text(text);
+        match level {
+            _ if text.is_empty() => {}
+            "ERROR" => tracing::error!(server, "{text}"),
+            "WARN" => tracing::warn!(server, "{text}"),
+            _ => tracing::info!(server, "{text}"),
+        }
+    }
+}
+
+/// Returns the level and the text of a line that a server built with `rap-tool` logged, without its time, which the log
+/// of this process has too. Any other line has no level.
+fn parse_log_line(line: &str) -> (&str, &str) {
+    // Such as 2026-11-18T10:54:04.783480Z.
+    let is_time = |word: &str| word.ends_with('Z') && word.as_bytes().get(10) == Some(&b'T');
+    let after_time =
+        line.split_once(' ').filter(|(time, _)| is_time(time)).map(|(_, rest)| rest.trim_start());
+    match after_time.and_then(|rest| rest.split_once(' ')) {
+        Some((level @ ("ERROR" | "WARN" | "INFO" | "DEBUG" | "TRACE"), text)) => (level, text.trim_start()),
+        _ => ("", line),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_time_of_a_logged_line_is_not_repeated() {
+        for (line, expected) in [
+            (
+                "2026-11-18T10:54:04.783480Z  INFO rap_tool::serve: listening",
+                ("INFO", "rap_tool::serve: listening"),
+            ),
+            ("2026-11-18T10:54:04Z  WARN rap_tool: slow", ("WARN", "rap_tool: slow")),
+            ("2026-11-18T10:54:04Z something else", ("", "2026-11-18T10:54:04Z something else")),
+            ("ERROR of a server without times", ("", "ERROR of a server without times")),
+            ("", ("", "")),
+        ] {
+            assert_eq!(parse_log_line(line), expected);
         }
     }
 }

@@ -1,6 +1,7 @@
 //! Results of the probes by requirement, as a table, as JSON and as JUnit.
 //!
-//! Invariants: a requirement passes only if all probes that cover it passed, and no [`Gap`] is listed for it. Each row says what was seen. An exchange shows no callback URL, no token and no auth URL.
+//! Invariants: a requirement passes only if all probes that cover it passed, and no [`Gap`] is listed for it. Each row
+//! says what was seen. An exchange shows no callback URL, no token and no auth URL.
 
 mod exchange;
 mod json;
@@ -19,8 +20,8 @@ pub struct Probe {
     /// Unique name, in lower case with underscores.
     pub name: &'static str,
     /// Ids of the requirements that the probe covers. A probe without requirements is an addition: it checks this
-    /// project's interpretation of a point that the specification leaves open. It runs only in [`Profile::Rap`], and its failure
-    /// counts as an unmet SHOULD.
+    /// project's interpretation of a point that the specification leaves open. It runs only in [`Profile::Rap`], and
+    /// its failure counts as an unmet SHOULD.
     pub requirements: &'static [&'static str],
     /// Behaviour that the probe expects, as a sentence.
     pub checks: &'static str,

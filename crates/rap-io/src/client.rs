@@ -2,7 +2,7 @@
 //!
 //! Invariants:
 //! - It connects only to addresses that its rules permit. A name is resolved once per connection, and the connection
-//!   goes to the address that was judged.
+//!   goes to the address that was checked.
 //! - It follows no redirects and uses no proxy, because both would lead to other hosts.
 //! - No error text contains the path, query or user of a URL, because a callback URL is a credential.
 //! - A call ends within its total time and keeps a bounded part of the answer. A stream has no total time, but each
@@ -374,15 +374,15 @@ impl Client {
     }
 }
 
-// Argued: TR-24 both sides use https for every https URL; server.tls or a reverse proxy provides TLS for incoming connections
+// Argued: TR-24 both sides use https for every https URL; server.tls or a reverse proxy serves it
 pub(crate) fn tls_builder() -> ConfigBuilder<ClientConfig, WantsVerifier> {
     ClientConfig::builder_with_provider(Arc::new(rustls::crypto::ring::default_provider()))
         .with_safe_default_protocol_versions()
         .expect("bug: ring supports the default TLS versions")
 }
 
-/// Returns the settings with the root certificates of the system. Clients that are created at about the same time share them,
-/// since they take more memory and time than the rest of a client.
+/// Returns the settings with the root certificates of the system. Clients that are created at about the same time share
+/// them, since they take more memory and time than the rest of a client.
 fn native_tls() -> Option<ClientConfig> {
     static SHARED: Mutex<Option<(std::time::Instant, ClientConfig)>> = Mutex::new(None);
     let mut shared = SHARED.lock().unwrap_or_else(PoisonError::into_inner);

@@ -1,5 +1,5 @@
-//! Crash points: named places at which a test ends the process as a power failure would. Only debug builds have them; in a
-//! release build they are nothing.
+//! Crash points: named places at which a test ends the process as a power failure would. Only debug builds have them;
+//! in release builds they compile to nothing.
 
 /// Variable with the name of the point to crash at. `NAME:3` crashes when it is reached for the third time.
 pub const VARIABLE: &str = "RAP_CRASH_POINT";

@@ -10,9 +10,9 @@ use url::Url;
 use crate::client::Error;
 use crate::hashing::hash;
 use crate::oauth::{AccessTokens, OauthClient};
+use crate::reloading::{FileError, Reloading, SecretSource, watch_secrets};
 use crate::sigv4::AccessKey;
 use crate::tls::ClientTls;
-use crate::watched::{FileError, SecretSource, Watched, watch_secrets};
 use crate::webhook::SigningKeys;
 
 /// Credentials for a server. The default shows none.
@@ -66,11 +66,11 @@ pub struct Unsigned<'a> {
 /// Makes the headers with which requests to a server show their credentials.
 pub struct Signer {
     method: Option<Method>,
-    hmac: Option<Watched<SigningKeys>>,
+    hmac: Option<Reloading<SigningKeys>>,
 }
 
 enum Method {
-    Bearer(Watched<HeaderValue>),
+    Bearer(Reloading<HeaderValue>),
     Oauth(Box<AccessTokens>),
     Sigv4(AccessKey),
 }
@@ -140,7 +140,7 @@ impl Signer {
 }
 
 /// Reads signing keys from their sources, and again when a file changes.
-pub fn watch_signing_keys(sources: Vec<SecretSource>) -> Result<Watched<SigningKeys>, FileError> {
+pub fn watch_signing_keys(sources: Vec<SecretSource>) -> Result<Reloading<SigningKeys>, FileError> {
     watch_secrets(sources, |secrets| SigningKeys::parse(secrets).map_err(|bad| bad.to_string()))
 }
 

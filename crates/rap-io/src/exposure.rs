@@ -1,4 +1,4 @@
-//! Files that hold secrets or conversations, and that other users of the machine can read.
+//! Warns about files with secrets or conversations that other users of the machine can read.
 
 use std::fs::{self, Metadata};
 use std::os::unix::fs::MetadataExt;

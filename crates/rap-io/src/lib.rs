@@ -1,7 +1,8 @@
-//! IO code that tool servers and the runtime share: a group-commit writer for SQLite, a lock for data directories, warnings
-//! about exposed files, encryption of stored secrets, an HTTP client with a URL policy, a parser for server-sent events, metrics,
-//! serving with TLS and graceful shutdown, reading request bodies, credentials and signatures of requests, validation of
-//! arguments on threads of its own, and log output that shows hidden characters.
+//! Internal to the crates of `rap`, without any promise of stability: IO code that tool servers and the runtime share,
+//! with a group-commit writer for SQLite, a lock for data directories, warnings about exposed files, encryption of
+//! stored secrets, an HTTP client with a URL policy, a parser for server-sent events, metrics, serving with TLS and
+//! graceful shutdown, reading request bodies, credentials and signatures of requests, validation of arguments on
+//! threads of its own, and log output that shows hidden characters.
 //!
 //! With the feature `client` alone, there are only the HTTP client and the parser for server-sent events.
 //!
@@ -24,6 +25,8 @@ pub mod exposure;
 #[cfg(feature = "server")]
 pub mod hashing;
 #[cfg(feature = "server")]
+pub mod introspection;
+#[cfg(feature = "server")]
 pub mod keyring;
 #[cfg(feature = "server")]
 pub mod lock;
@@ -32,9 +35,13 @@ pub mod log;
 #[cfg(feature = "server")]
 pub mod metrics;
 #[cfg(feature = "server")]
+pub mod moving;
+#[cfg(feature = "server")]
 pub mod oauth;
 #[cfg(feature = "server")]
 pub mod proxy;
+#[cfg(feature = "server")]
+pub mod reloading;
 #[cfg(feature = "server")]
 pub mod secret_box;
 #[cfg(feature = "server")]
@@ -49,8 +56,6 @@ pub mod sse;
 pub mod tls;
 #[cfg(feature = "server")]
 pub mod validation;
-#[cfg(feature = "server")]
-pub mod watched;
 #[cfg(feature = "server")]
 pub mod webhook;
 #[cfg(feature = "server")]

@@ -1,10 +1,10 @@
-//! Log output in which foreign text cannot hide, reorder or forge what an operator reads.
+//! Log output in which untrusted text cannot hide, reorder or forge what an operator reads.
 
 use std::io::{self, Write};
 
 use rap_protocol::visible;
 
-/// Character that begins the escape sequences of colours. Those in foreign text are escaped before, by the formatter.
+/// Character that begins the escape sequences of colours. The formatter has already escaped those in untrusted text.
 const ESCAPE: char = '\u{1b}';
 
 /// A writer that makes hidden characters visible, such as those that change the writing direction. Each call of `write`

@@ -15,7 +15,7 @@ use tokio::time::Instant;
 use url::{Url, form_urlencoded};
 
 use crate::client::{Client, ClientLimits, basic};
-use crate::watched::{FileError, SecretSource, Watched, watch_secrets};
+use crate::reloading::{FileError, Reloading, SecretSource, watch_secrets};
 
 /// Time for a token request.
 const REQUEST_WITHIN: Duration = Duration::from_secs(10);
@@ -56,7 +56,7 @@ pub struct OauthClient {
 /// The tokens of a client.
 pub(crate) struct AccessTokens {
     client: OauthClient,
-    secrets: Watched<Vec<Secret>>,
+    secrets: Reloading<Vec<Secret>>,
     http: Client,
     state: Mutex<State>,
 }
@@ -164,7 +164,7 @@ impl AccessTokens {
     }
 }
 
-fn form_encoded(text: &str) -> String {
+pub(crate) fn form_encoded(text: &str) -> String {
     form_urlencoded::byte_serialize(text.as_bytes()).collect()
 }
 

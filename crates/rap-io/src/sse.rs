@@ -105,6 +105,11 @@ impl Parser {
         self.retry
     }
 
+    /// Returns the size of the incomplete event that is kept, in bytes.
+    pub fn buffered(&self) -> usize {
+        self.line.len() + self.name.len() + self.data.len()
+    }
+
     /// Ends the stream. Returns an event whose empty line is missing, which the standard would discard. It may be
     /// incomplete, so the caller has to check its data.
     pub fn finish(mut self) -> Option<Event> {

@@ -18,7 +18,7 @@ use tokio_rustls::TlsAcceptor;
 use tokio_rustls::server::TlsStream;
 
 use crate::client::{Client, ClientLimits, native_roots, tls_builder};
-use crate::watched::{FileError, Watched, read_bounded};
+use crate::reloading::{FileError, Reloading, read_bounded};
 
 /// Certificate, key and client certificates of a listener.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -78,14 +78,14 @@ impl PeerCertificate {
 
 /// Accepts TLS connections.
 #[derive(Debug)]
-pub struct Acceptor(Watched<ServerConfig>);
+pub struct Acceptor(Reloading<ServerConfig>);
 
 impl Acceptor {
     /// Reads the files now, and again when one of them changes.
     pub fn new(tls: ServerTls) -> Result<Acceptor, FileError> {
         let mut files = vec![tls.cert.clone(), tls.key.clone()];
         files.extend(tls.client_ca.clone());
-        Watched::open(files, move || server_config(&tls)).map(Acceptor)
+        Reloading::open(files, move || server_config(&tls)).map(Acceptor)
     }
 
     /// Performs the handshake.
@@ -101,16 +101,16 @@ impl Acceptor {
 }
 
 impl ClientTls {
-    /// Returns the files, for a check of their permissions and for [`Watched`].
+    /// Returns the files, for a check of their permissions and for [`Reloading`].
     pub fn files(&self) -> Vec<PathBuf> {
         let identity = self.identity.iter().flat_map(|(cert, key)| [cert, key]);
         identity.chain(&self.ca).cloned().collect()
     }
 
     /// Creates a client for URLs that somebody else named, which is made again when a file changes.
-    pub fn outgoing(&self, rules: UrlRules, limits: ClientLimits) -> Result<Watched<Client>, FileError> {
+    pub fn outgoing(&self, rules: UrlRules, limits: ClientLimits) -> Result<Reloading<Client>, FileError> {
         let tls = self.clone();
-        Watched::open(self.files(), move || {
+        Reloading::open(self.files(), move || {
             Ok(Client::outgoing_with_tls(rules.clone(), limits, tls.config()?))
         })
     }

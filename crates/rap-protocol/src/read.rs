@@ -32,9 +32,9 @@ pub(crate) fn json(bytes: &[u8]) -> Result<Value, Invalid> {
 }
 
 /// Checks JSON before it is parsed: it must not be nested deeper than [`limits::NESTING`], and its parsed form must not need
-/// more than `memory` bytes besides its texts, as estimated from its numbers of objects, arrays and values. Malformed JSON
-/// may pass; the parser rejects it.
-pub fn check_json(bytes: &[u8], memory: usize) -> Result<(), Invalid> {
+/// more than `memory` bytes besides its texts, as estimated from its numbers of objects, arrays and values. Returns the
+/// estimate. Malformed JSON may pass; the parser rejects it.
+pub fn check_json(bytes: &[u8], memory: usize) -> Result<usize, Invalid> {
     let shape = Shape::of(bytes);
     if shape.nesting > limits::NESTING {
         let expected = format!("at most {} levels of nesting", limits::NESTING);
@@ -45,7 +45,7 @@ pub fn check_json(bytes: &[u8], memory: usize) -> Result<(), Invalid> {
         let found = format!("so many that they need more than {memory} bytes");
         return Err(Invalid::shape(&Path::Root, expected, found));
     }
-    Ok(())
+    Ok(shape.memory)
 }
 
 /// Memory of the parsed form of an object with at least one field, of an array and of a value in it, in bytes.

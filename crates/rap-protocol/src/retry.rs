@@ -101,7 +101,8 @@ pub fn after_attempt(outcome: Outcome, attempt: Attempt, policy: &RetryPolicy) -
     Next::Retry { at: attempt.now.plus(pause.min(left)) }
 }
 
-/// Returns the time since the first attempt. If the clock was set back since then, this is the time that the attempts took at least.
+/// Returns the time since the first attempt. If the clock was set back since then, this is the time that the attempts
+/// took at least.
 fn elapsed(attempt: Attempt, policy: &RetryPolicy) -> Duration {
     if attempt.now >= attempt.since {
         return attempt.now.since(attempt.since);

@@ -28,6 +28,8 @@ use program::Program;
 #[derive(Clone)]
 pub struct InputSchema {
     document: Arc<Value>,
+    /// Size of the document as JSON, in bytes.
+    document_bytes: usize,
     program: Arc<Program>,
 }
 
@@ -78,17 +80,23 @@ impl InputSchema {
         if !document.is_object() {
             return Err(Error::NotAnObject);
         }
-        if document.to_string().len() > limits::SCHEMA_BYTES {
+        let document_bytes = document.to_string().len();
+        if document_bytes > limits::SCHEMA_BYTES {
             return Err(Error::TooLarge);
         }
         check_document(&document)?;
         let program = compile::compile(&document)?;
-        Ok(InputSchema { document: Arc::new(document), program: Arc::new(program) })
+        Ok(InputSchema { document: Arc::new(document), document_bytes, program: Arc::new(program) })
     }
 
     /// Returns the schema as JSON.
     pub fn document(&self) -> &Value {
         &self.document
+    }
+
+    /// Returns the size of the schema as JSON, in bytes.
+    pub fn document_bytes(&self) -> usize {
+        self.document_bytes
     }
 
     /// Validates arguments in at most [`limits::VALIDATION_STEPS`], which can take seconds.

@@ -79,6 +79,13 @@ pub struct Annotations {
     pub extensions: BTreeMap<String, Value>,
 }
 
+impl Toolset {
+    /// Returns the approximate size of its compiled schemas, in bytes.
+    pub fn program_bytes(&self) -> usize {
+        self.tools.iter().map(|tool| tool.input_schema.program_bytes()).sum()
+    }
+}
+
 impl Annotations {
     /// Returns true if no annotation is set.
     pub fn is_empty(&self) -> bool {

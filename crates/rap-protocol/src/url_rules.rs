@@ -1,7 +1,7 @@
 //! Rules for the URLs that a client may send to: a [`UrlPolicy`], and what the operator of the server configured.
 //!
 //! The rules do no IO. [`UrlRules::check`] judges a URL by its text. The HTTP client resolves its host once, judges each
-//! address with [`UrlRules::check_address`] and connects to the judged addresses only.
+//! address with [`UrlRules::check_address`] and connects to the checked addresses only.
 
 use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
@@ -89,7 +89,7 @@ impl fmt::Debug for LocalPorts {
 /// Rules for the URLs that a client may send to.
 ///
 /// Origins that the operator configured are always permitted. Any other URL must not lead to the server itself, and its
-/// addresses are judged by the policy.
+/// addresses are checked by the policy.
 #[derive(Debug, Clone, Default)]
 pub struct UrlRules {
     /// `None` permits every address.

@@ -38,7 +38,7 @@ pub enum DoctorError {
         source: Box<dyn std::error::Error + Send + Sync>,
     },
     /// The file has none of the tables.
-    #[error("{} has no tables of rap: no runtime has used it, or it could not make them", .0.display())]
+    #[error("{} is not a database of rap: it has none of its tables", .0.display())]
     Empty(PathBuf),
     /// The Postgres database cannot be used.
     #[error(transparent)]

@@ -49,6 +49,7 @@ use url::Url;
 use crate::function::Functions;
 use crate::http::{Admission, CallbackRequirements};
 use crate::hub::{Changes, Hub, LiveEvent};
+use crate::model::ModelMemory;
 use crate::settings::{Agent, Database, Limits, PostgresDatabase, Settings, SettingsError};
 use crate::store::postgres::{self, Address, DatabaseClock, NodeSettings, Parts, PostgresStore, Time};
 use crate::store::sqlite::sibling_path;
@@ -60,7 +61,7 @@ use crate::store::{
 };
 use crate::telemetry::Telemetry;
 use crate::token::Tokens;
-use crate::toolsets::{DiscoveryTimes, Toolsets};
+use crate::toolsets::{DiscoveryLimits, Toolsets};
 use crate::world::{Clock, HttpLimits, World};
 use deferred_writes::DeferredRecords;
 use dispatch::{Dispatcher, Slots};
@@ -143,6 +144,7 @@ pub(crate) struct Engine {
     pub(crate) toolsets: Arc<Toolsets>,
     functions: Functions,
     validations: Validations<String>,
+    model_memory: Arc<ModelMemory>,
     pub(crate) hub: Hub,
     pub(crate) metrics: Metrics,
     /// Records traces, if a collector is configured.
@@ -158,6 +160,8 @@ pub(crate) struct Engine {
     awaiting_tools: Arc<Semaphore>,
     /// Passes redirects after sign-ins on to tool servers. Created when the first one arrives.
     pub(crate) consent_client: OnceLock<Client>,
+    /// Client for state of sessions that is sent to tool servers which the program around the runtime starts.
+    pub(crate) started_client: OnceLock<Client>,
     outages: Mutex<Outages>,
     deferred: DeferredRecords,
     figures: PendingFigures,
@@ -247,13 +251,18 @@ impl Engine {
                 Arc::clone(&urls),
                 world.clone(),
                 Arc::clone(&store),
-                DiscoveryTimes { timeout: limits.discovery_timeout, wait: limits.discovery_wait },
+                DiscoveryLimits {
+                    timeout: limits.discovery_timeout,
+                    wait: limits.discovery_wait,
+                    bytes: limits.toolset_bytes,
+                },
                 (tasks.clone(), stop.clone()),
             ),
             store,
             urls,
             functions,
             validations: Validations::default(),
+            model_memory: ModelMemory::new(limits.model_answer_bytes),
             hub: Hub::new(),
             metrics: Metrics::new(&settings),
             telemetry,
@@ -264,6 +273,7 @@ impl Engine {
             callback_requirements,
             notifications: Notifications::new(&settings.tool_servers),
             consent_client: OnceLock::new(),
+            started_client: OnceLock::new(),
             outages: Mutex::default(),
             deferred: DeferredRecords::default(),
             figures: PendingFigures::default(),
@@ -465,7 +475,7 @@ impl Engine {
             return;
         }
         let why = store::damage::reason(error);
-        tracing::error!(?target, why, "a thread is set aside");
+        tracing::error!(?target, why, "a thread was quarantined");
         if let Err(error) = self.store.set_aside(target, why, self.now()).await {
             tracing::warn!(why = error.with_sources(), "a damaged thread could not be recorded");
         }
@@ -580,15 +590,15 @@ pub(crate) fn open_postgres(
     Ok(PostgresStore::new(Parts { address, listen, node, prepared, key, rules, time, on_commit, reserve }))
 }
 
-/// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name, unless it
-/// listens on no address of its own. Nodes of the same name that were started before lose their claims.
+/// Returns the name of this node: its host and the address that it listens on. After a restart it has the same name,
+/// unless it listens on no address of its own. Nodes of the same name that were started before lose their claims.
 pub(crate) fn node_name(listen: Option<SocketAddr>) -> String {
     node_name_on(std::path::Path::new("/"), listen, std::process::id())
 }
 
-/// Machines that were made from one image often have the same host name, or the same machine id. A boot id is unique to a
-/// machine that runs, but changes when it is started again; then the claims of the node before end with its lease. Containers
-/// have their own host names and the boot id of their host.
+/// Machines that were made from one image often have the same host name, or the same machine id. A boot id is unique to
+/// a machine that runs, but changes when it is started again; then the claims of the node before end with its lease.
+/// Containers have their own host names and the boot id of their host.
 fn node_name_on(root: &std::path::Path, listen: Option<SocketAddr>, process: u32) -> String {
     let read = |path: &str| std::fs::read_to_string(root.join(path)).unwrap_or_default().trim().to_owned();
     let (host, boot) = (read("proc/sys/kernel/hostname"), read("proc/sys/kernel/random/boot_id"));
@@ -606,7 +616,7 @@ pub(crate) fn rules(settings: &Settings) -> StepSettings {
         agent_limits: settings.agents.iter().filter_map(own).collect(),
         model_servers: settings.agents.iter().map(server).collect::<HashMap<_, _>>(),
         lost_after: LostAfter(settings.limits.lost_after),
-        alerts: settings.notify.iter().map(crate::settings::Notify::rule).collect(),
+        alerts: settings.notify.iter().map(crate::settings::AlertDestination::rule).collect(),
         callback_base: settings.public_url.clone(),
     }
 }

@@ -1,4 +1,4 @@
-//! The HTTP server: the callback endpoint for tools, the API for clients and the page for people.
+//! The HTTP server: the callback endpoint for tools, the API for clients and the web interface.
 //!
 //! Handlers contain no rules about threads. A request becomes a message, and the outcome of applying it becomes the
 //! response. Callback paths are capabilities and must never be logged.
@@ -16,12 +16,13 @@ mod guard;
 mod imports;
 mod json;
 mod openapi;
-mod page;
 mod principal;
 mod query;
-mod session;
+mod sign_in;
+mod started;
 mod stream;
 mod tokens;
+mod web;
 
 use std::sync::Arc;
 
@@ -44,9 +45,9 @@ pub(crate) use error::ErrorResponse;
 pub(crate) fn router(engine: Arc<Engine>) -> Router {
     let (client, open) = openapi::routers();
     let client = client.layer(middleware::from_fn_with_state(Arc::clone(&engine), guard::authenticate));
-    let session = get(session::get).post(session::sign_in).delete(session::sign_out);
-    let open = match engine.settings.page {
-        Some(page) => open.merge(page::router(page)).route("/session", session),
+    let session = get(sign_in::get).post(sign_in::sign_in).delete(sign_in::sign_out);
+    let open = match engine.settings.web_assets {
+        Some(assets) => open.merge(web::router(assets)).route("/session", session),
         None => open,
     };
     let open = open
@@ -57,6 +58,7 @@ pub(crate) fn router(engine: Arc<Engine>) -> Router {
         .merge(client)
         .merge(open)
         .route("/callback/{token}", post(callback::callback))
+        .route("/started/{server}/{path}", post(started::import))
         .fallback(async || ErrorResponse::new(StatusCode::NOT_FOUND, "not_found", "no such path"))
         .method_not_allowed_fallback(async || {
             ErrorResponse::new(

@@ -1,5 +1,5 @@
-//! A guard on the cost of fixed operations: the number of instructions that valgrind counts. It hardly depends on the machine
-//! and not at all on its load, so a limit can be tight.
+//! A guard on the cost of fixed operations: the number of instructions that valgrind counts. It hardly depends on the
+//! machine and not at all on its load, so a limit can be tight.
 //!
 //! The limits are in `instruction_counts.tsv`. They hold for the test profile, one compiler and one kind of processor; with
 //! others the test says so and checks nothing. `UPDATE_COUNTS=1` writes the counts that were measured.
@@ -40,7 +40,8 @@ fn conditions() -> String {
     format!("{} {} incremental={incremental}", std::env::consts::ARCH, compiler.unwrap_or_default())
 }
 
-/// Runs one of the tests below in valgrind. Returns the instructions of the counted function, or `None` if there is no valgrind.
+/// Runs one of the tests below in valgrind. Returns the instructions of the counted function, or `None` if there is no
+/// valgrind.
 fn count(operation: &str, function: &str) -> Option<u64> {
     let directory = tempfile::tempdir().unwrap();
     let report = directory.path().join("report");

@@ -1,9 +1,9 @@
 //! A durable runtime for the Reactive Agent Protocol. An idle agent is only a row in a database.
 //!
 //! [`Runtime::start`] opens the database and resumes unfinished work. [`Runtime::serve`] serves tools and clients over
-//! HTTP. [`Settings::new`] has defaults for everything but the database and the model, and [`Function`] makes a tool from an
-//! async function; `examples/embedded.rs` shows both. The rules are defined in [`rap_agent`]. This crate loads state, runs steps, commits them and carries out their
-//! effects.
+//! HTTP. [`Settings::new`] has defaults for everything but the database and the model, and [`Function`] makes a tool
+//! from an async function; `examples/embedded.rs` shows both. The rules are defined in [`rap_agent`]. This crate loads
+//! state, runs steps, commits them and carries out their effects.
 
 pub mod backup;
 mod calendar;
@@ -18,9 +18,9 @@ mod hub;
 mod instruction_counts;
 #[doc(hidden)]
 pub mod measure;
+mod memory;
 pub mod model;
 mod outgoing;
-mod page;
 mod settings;
 #[cfg(test)]
 mod simulation;
@@ -30,6 +30,7 @@ mod token;
 mod tool_server;
 mod toolsets;
 pub mod transfer;
+mod web;
 mod world;
 
 use std::future::Future;
@@ -45,20 +46,20 @@ use crate::engine::Engine;
 pub use crate::engine::StartError;
 pub use crate::function::{Function, FunctionResult};
 pub use crate::glob::ToolGlob;
-pub use crate::page::{Page, PageAsset};
 pub use crate::settings::{
-    Agent, AgentModel, Database, FALLBACK_AFTER, Limits, Notify, PostgresDatabase, Settings, SettingsError,
-    Window,
+    Agent, AgentModel, AlertDestination, Database, FALLBACK_AFTER, Limits, PostgresDatabase, Settings,
+    SettingsError, Window,
 };
 pub use crate::store::{OpenError, PostgresError, UrlError};
 pub use crate::telemetry::TelemetrySettings;
 pub use crate::tool_server::{CallbackAuth, ServerState, Started, ToolServer};
+pub use crate::web::{WebAsset, WebAssets};
 pub use rap_io::credentials::{Authorization, Credentials};
 pub use rap_io::oauth::OauthClient;
 pub use rap_io::proxy::TrustedProxies;
+pub use rap_io::reloading::{FileError, SecretSource};
 pub use rap_io::sigv4::AccessKey;
 pub use rap_io::tls::{ClientCertificates, ClientTls, ServerTls};
-pub use rap_io::watched::{FileError, SecretSource};
 
 /// A running runtime.
 pub struct Runtime {

@@ -101,8 +101,8 @@ impl MeasuredStore {
         Ok(())
     }
 
-    /// Applies steps to threads until the time is over: the model answers with a call, and the call returns. One task for each
-    /// thread. Returns the duration of each step.
+    /// Applies steps to threads until the time is over: the model answers with a call, and the call returns. One task
+    /// for each thread. Returns the duration of each step.
     pub async fn work(
         self: &Arc<Self>,
         threads: &[String],
@@ -131,8 +131,8 @@ impl MeasuredStore {
         Ok(steps)
     }
 
-    /// Wakes threads until the time is over, any of `count` that sleep: a user says something, and the model answers. Returns the
-    /// duration of each step.
+    /// Wakes threads until the time is over, any of `count` that sleep: a user says something, and the model answers.
+    /// Returns the duration of each step.
     pub async fn wake(
         self: &Arc<Self>,
         name: &'static str,

@@ -11,12 +11,12 @@ use http::{HeaderName, HeaderValue};
 use rap_io::client::{Client, ClientLimits, Error, Fetched, Reply};
 use rap_io::credentials::{Credentials, Signer, Unsigned};
 use rap_io::hashing::hash;
-use rap_io::watched::{FileError, Watched};
+use rap_io::reloading::{FileError, Reloading};
 use rap_protocol::{TRACEPARENT, Timestamp, UrlRules};
 use sha2::{Digest, Sha256};
 use url::Url;
 
-use crate::settings::{Notify, SettingsError, ToolServer};
+use crate::settings::{AlertDestination, SettingsError, ToolServer};
 use crate::world::{Http, HttpLimits, MessageKind, To};
 
 /// Time limit for a tool server to move the state of a session.
@@ -39,16 +39,16 @@ struct Access {
 
 /// Clients by time limit, each with its own connections.
 struct Clients {
-    invoke: Watched<Client>,
-    notify: Watched<Client>,
-    discover: Watched<Client>,
-    migrate: Watched<Client>,
+    invoke: Reloading<Client>,
+    notify: Reloading<Client>,
+    discover: Reloading<Client>,
+    migrate: Reloading<Client>,
 }
 
 impl Clients {
     fn new<E>(
         limits: HttpLimits,
-        client: impl Fn(ClientLimits) -> Result<Watched<Client>, E>,
+        client: impl Fn(ClientLimits) -> Result<Reloading<Client>, E>,
     ) -> Result<Clients, E> {
         let within = |total: Duration| client(ClientLimits { total, ..ClientLimits::default() });
         Ok(Clients {
@@ -93,12 +93,13 @@ impl RealHttp {
         rules: &UrlRules,
         limits: HttpLimits,
         servers: &[ToolServer],
-        notify: &[Notify],
+        notify: &[AlertDestination],
     ) -> Result<RealHttp, SettingsError> {
-        let common = |limits| Ok::<_, SettingsError>(Watched::fixed(Client::outgoing(rules.clone(), limits)));
+        let common =
+            |limits| Ok::<_, SettingsError>(Reloading::fixed(Client::outgoing(rules.clone(), limits)));
         let mut access = HashMap::new();
         for server in servers {
-            let failed = |error: rap_io::watched::FileError| SettingsError::Credentials {
+            let failed = |error: rap_io::reloading::FileError| SettingsError::Credentials {
                 server: server.url.clone(),
                 why: error.to_string(),
             };

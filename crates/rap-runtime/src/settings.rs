@@ -9,8 +9,8 @@ use std::time::Duration;
 pub use rap_agent::RuntimeLimits as Limits;
 use rap_agent::{Attention, Cause};
 use rap_io::proxy::TrustedProxies;
+use rap_io::reloading::{FileError, SecretSource};
 use rap_io::tls::ServerTls;
-use rap_io::watched::{FileError, SecretSource};
 use rap_protocol::{HostPort, Secret, UrlPolicy, UrlRules};
 use sha2::{Digest, Sha256};
 use url::Url;
@@ -18,9 +18,9 @@ use url::Url;
 use crate::function::{Function, Functions};
 use crate::glob::ToolGlob;
 use crate::model::Model;
-use crate::page::Page;
 use crate::telemetry::TelemetrySettings;
 pub(crate) use crate::tool_server::{CallbackAuth, ToolServer};
+use crate::web::WebAssets;
 
 /// Settings with which a runtime starts.
 pub struct Settings {
@@ -41,7 +41,7 @@ pub struct Settings {
     /// Tool servers whose tools are offered to agents.
     pub tool_servers: Vec<ToolServer>,
     /// Destinations that are told about threads that need a person, have failed or were closed.
-    pub notify: Vec<Notify>,
+    pub notify: Vec<AlertDestination>,
     /// Collector of traces. `None` records none.
     pub telemetry: Option<TelemetrySettings>,
     /// Time after which closed sessions are deleted. `None` keeps them.
@@ -58,15 +58,15 @@ pub struct Settings {
     pub tls: Option<ServerTls>,
     /// Proxies that verify the client certificates of tool servers. Their header is used for [`CallbackAuth::Tls`] only.
     pub proxies: Option<TrustedProxies>,
-    /// Web page for people. `None` serves none.
-    pub page: Option<Page>,
+    /// Files of the web interface. `None` serves none.
+    pub web_assets: Option<WebAssets>,
     /// Limits of the runtime.
     pub limits: Limits,
 }
 
 /// A destination of alerts.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Notify {
+pub struct AlertDestination {
     /// URL to which each message is posted. Its path may be a secret.
     pub url: Url,
     /// Keys that sign the messages, as the Standard Webhooks specification says. At least one.
@@ -75,7 +75,7 @@ pub struct Notify {
     pub on: Vec<Attention>,
 }
 
-impl Notify {
+impl AlertDestination {
     /// Returns the name of the destination in the database: a digest of its URL.
     pub(crate) fn key(&self) -> String {
         let digest = Sha256::digest(self.url.as_str());
@@ -135,7 +135,7 @@ pub enum SettingsError {
     #[error("there is no agent: configure at least one")]
     NoAgent,
     /// The credentials for a tool server cannot be used.
-    #[error("the credentials for the tool server {server}: {why}")]
+    #[error("the credentials for the tool server {server} cannot be used: {why}")]
     Credentials {
         /// Base URL of the tool server.
         server: String,
@@ -143,7 +143,7 @@ pub enum SettingsError {
         why: String,
     },
     /// The keys for a destination of alerts cannot be used.
-    #[error("the secret of [[notify]] for {server}: {why}")]
+    #[error("the secret of [[notify]] for {server} cannot be used: {why}")]
     Notify {
         /// Scheme, host and port of the destination.
         server: String,
@@ -169,7 +169,7 @@ pub enum SettingsError {
         server: String,
     },
     /// A function cannot be a tool.
-    #[error("the functions cannot be tools: {0}")]
+    #[error("the functions cannot be offered as tools: {0}")]
     BadFunction(String),
 }
 
@@ -195,7 +195,7 @@ impl Settings {
             listen: None,
             tls: None,
             proxies: None,
-            page: None,
+            web_assets: None,
             limits: Limits::default(),
         }
     }

@@ -460,7 +460,8 @@ pub(crate) trait Store: Transfer {
 
     /// Adds figures to those that are stored.
     async fn add_figures(&self, rows: Vec<FiguresRow>, now: Timestamp) -> Result<(), Error>;
-    /// Returns the figures since a time, added up in intervals of `step` milliseconds: agents by name, each in order of time.
+    /// Returns the figures since a time, added up in intervals of `step` milliseconds: agents by name, each in order of
+    /// time.
     async fn figures(&self, since: Timestamp, step: i64) -> Result<Vec<FiguresRow>, Error>;
     /// Counts the threads of a user by status, up to [`COUNT_LIMIT`] threads.
     async fn statuses(&self, user: &UserId) -> Result<Vec<(String, i64)>, Error>;

@@ -188,8 +188,8 @@ impl Telemetry {
         }
     }
 
-    /// Sends the spans of a turn. A turn whose model requests are not known, because they were sent before a restart, has only
-    /// its root span.
+    /// Sends the spans of a turn. A turn whose model requests are not known, because they were sent before a restart,
+    /// has only its root span.
     fn turn_ended(&self, thread: &Thread, root: TraceContext, error: Option<&'static str>) {
         let (requests, previous) = {
             let mut turns = self.turns();
@@ -258,8 +258,8 @@ impl Telemetry {
         self.queue.push(span);
     }
 
-    /// Records a callback in the trace of its call. Its parent is the span that the tool names, if that is in the same trace,
-    /// else the invocation. A span of another trace is linked.
+    /// Records a callback in the trace of its call. Its parent is the span that the tool names, if that is in the same
+    /// trace, else the invocation. A span of another trace is linked.
     pub(crate) fn callback(
         &self,
         grant: &Grant,

@@ -1,8 +1,8 @@
 //! Callback tokens: capabilities for one call each.
 //!
-//! A token names the thread, the thread's incarnation and the call, and is authenticated with the key that the server used
-//! when the call was made. It depends only on the call, so that the callback URL is the same in all attempts. Its bearer can send callbacks for
-//! that call and nothing else. A token must never be logged.
+//! A token names the thread, the thread's incarnation and the call, and is authenticated with the key that the server
+//! used when the call was made. It depends only on the call, so that the callback URL is the same in all attempts. Its
+//! bearer can send callbacks for that call and nothing else. A token must never be logged.
 
 use std::time::Duration;
 

@@ -8,6 +8,7 @@
 use std::time::Duration;
 
 use rap_io::credentials::Credentials;
+use rap_io::secret_box::Key;
 use rap_protocol::url::is_on_loopback;
 use tokio::sync::watch;
 use url::Url;
@@ -28,6 +29,9 @@ pub struct ToolServer {
     pub callback_auth: Option<CallbackAuth>,
     /// State of a server that the program around the runtime starts. `None` for a server at a fixed URL.
     pub started: Option<Started>,
+    /// Key that a server that is started shares with the server of the same toolset at another runtime. With it, the runtime
+    /// passes on the state of sessions that move here. `None` if it takes none.
+    pub migration_key: Option<Key>,
     /// Time for discovery, and for which the first model request of a session waits for it. `None` if the limits of the
     /// runtime apply.
     pub discovery_within: Option<Duration>,
@@ -90,12 +94,13 @@ impl ToolServer {
             credentials: Credentials::default(),
             callback_auth: None,
             started: None,
+            migration_key: None,
             discovery_within: None,
         }
     }
 
-    /// Returns a server in the same process, below the path `/NAME`. It may take longer to answer discovery than others while
-    /// it starts.
+    /// Returns a server in the same process, below the path `/NAME`. It may take longer to answer discovery than others
+    /// while it starts.
     #[must_use]
     pub fn below(&self, url: impl Into<String>, name: &str) -> ToolServer {
         let started = self.started.clone().map(|started| Started { path: format!("/{name}"), ..started });

@@ -6,27 +6,33 @@
 
 mod discovery;
 mod health;
+mod parsed;
 mod session;
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
+use rap_io::client;
+use rap_io::hashing::in_place;
+use rap_protocol::limits::BODY_BYTES;
 use rap_protocol::{DISCOVERY_PATH, ExpectedDuration, Timestamp, Toolset, UrlRules, parse_toolset, visible};
 use sha2::{Digest, Sha256};
+use tokio::sync::Semaphore;
 use tokio::time::Instant;
 use tokio_util::sync::CancellationToken;
 use tokio_util::task::TaskTracker;
 use url::Url;
 
-use crate::display::Scripts;
 use crate::function::IN_PROCESS;
+use crate::memory::{Grant, Memory, NoMemory};
 use crate::settings::ToolServer;
 use crate::store::{Error, SessionKey, SessionToolset, Source, Store, StoredToolset};
 use crate::world::{To, World};
 pub(crate) use discovery::AwaitedFetches;
 use discovery::Fetches;
 use health::Outcomes;
+use parsed::{FREE_BYTES, PARSERS, ParseOutcome, Parsed, ToolsetMemory};
 pub(crate) use session::{ServerTools, SessionTools};
 
 /// Shortest time between two fetches for a session from a server that failed, and between two refreshes after a 409.
@@ -34,14 +40,15 @@ pub(crate) use session::{ServerTools, SessionTools};
 const RETRY_AFTER: Duration = Duration::from_secs(60);
 /// Maximum number of cached sessions, and of cached toolsets.
 const CACHED: usize = 512;
-/// Maximum total size of the documents of cached toolsets, in bytes. A server may send a different one to each session.
-const CACHED_BYTES: usize = 64 * 1024 * 1024;
+/// Reason why a toolset is not used.
+pub(crate) const NO_MEMORY: &str =
+    "the large toolsets in use need more memory than limits.toolset_bytes allows";
 /// Maximum number of remembered refreshes. Beyond it, a refresh has to wait.
 const MAX_REFRESHES: usize = 65_536;
 /// Maximum number of characters of the reason that a server gives for an error.
 const REASON_CHARS: usize = 500;
 /// Maximum size of a toolset, in bytes.
-const TOOLSET_BYTES: usize = rap_protocol::limits::BODY_BYTES;
+const TOOLSET_BYTES: usize = BODY_BYTES;
 
 pub(crate) struct Toolsets {
     /// The tool servers, and [`IN_PROCESS`] if there are functions.
@@ -52,21 +59,26 @@ pub(crate) struct Toolsets {
     urls: Arc<UrlRules>,
     world: World,
     store: Arc<dyn Store>,
-    times: DiscoveryTimes,
+    limits: DiscoveryLimits,
     cache: Mutex<Cache>,
+    /// Memory of large toolsets. Users are the tool servers.
+    memory: Memory<String>,
+    parsers: Semaphore,
     fetches: Fetches,
     outcomes: Outcomes,
     tasks: TaskTracker,
     stop: CancellationToken,
 }
 
-/// Time limits of discovery.
+/// Limits of discovery.
 #[derive(Debug, Clone, Copy)]
-pub(crate) struct DiscoveryTimes {
+pub(crate) struct DiscoveryLimits {
     /// Time for a whole fetch.
     pub(crate) timeout: Duration,
     /// Time that a model request waits for a fetch, counted from the start of the fetch.
     pub(crate) wait: Duration,
+    /// Memory of large toolsets.
+    pub(crate) bytes: usize,
 }
 
 #[derive(Default)]
@@ -78,7 +90,7 @@ struct Cache {
     /// Sessions for which another toolset is about to be stored, and how many. They are not cached.
     changing: HashMap<SessionKey, usize>,
     parsed: HashMap<String, Parsed>,
-    /// Total size of their documents.
+    /// Memory of those that need no memory of the common one.
     parsed_bytes: usize,
     /// Last outcome of discovery, by server.
     latest: HashMap<String, Fetched>,
@@ -90,11 +102,21 @@ struct Cache {
     alone_since: Option<u64>,
 }
 
+impl Cache {
+    /// Drops all parsed toolsets. Cached sessions also keep theirs in memory.
+    fn drop_parsed(&mut self) {
+        self.parsed.clear();
+        self.sessions.clear();
+        self.parsed_bytes = 0;
+    }
+}
+
 /// A toolset as the server sent it.
 #[derive(Clone)]
 struct Document {
     hash: String,
     body: Arc<Vec<u8>>,
+    _memory: ToolsetMemory,
 }
 
 impl Document {
@@ -114,7 +136,7 @@ impl Fetched {
     /// Converts the outcome to the toolset of a session.
     fn for_session(&self, session: SessionKey, server: &str, fetched_at: Timestamp) -> SessionToolset {
         let (toolset, error) = match self {
-            Fetched::Toolset(Document { hash, body }) => {
+            Fetched::Toolset(Document { hash, body, .. }) => {
                 (Some(StoredToolset { hash: hash.clone(), body: Some(Arc::clone(body)) }), None)
             }
             Fetched::Failed(why) => (None, Some(why.clone())),
@@ -154,13 +176,6 @@ impl UsualDurations {
     }
 }
 
-/// A parsed toolset with its compiled display scripts.
-#[derive(Clone)]
-struct Parsed {
-    toolset: Arc<Toolset>,
-    scripts: Arc<Scripts>,
-}
-
 impl Toolsets {
     pub(crate) fn new(
         mut servers: Vec<ToolServer>,
@@ -168,23 +183,24 @@ impl Toolsets {
         urls: Arc<UrlRules>,
         world: World,
         store: Arc<dyn Store>,
-        times: DiscoveryTimes,
+        limits: DiscoveryLimits,
         (tasks, stop): (TaskTracker, CancellationToken),
     ) -> Arc<Toolsets> {
         if functions.is_some() {
             servers.push(ToolServer::new(IN_PROCESS));
         }
-        let (cache, fetches, outcomes) = (Mutex::default(), Fetches::default(), Outcomes::default());
         Arc::new(Toolsets {
             servers,
             functions,
             urls,
             world,
             store,
-            times,
-            cache,
-            fetches,
-            outcomes,
+            limits,
+            cache: Mutex::default(),
+            memory: Memory::new(limits.bytes, limits.bytes.div_ceil(2)),
+            parsers: Semaphore::new(PARSERS),
+            fetches: Fetches::default(),
+            outcomes: Outcomes::default(),
             tasks,
             stop,
         })
@@ -194,8 +210,8 @@ impl Toolsets {
         self.cache.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the store. When
-    /// the last other node is gone, nothing is cached. Called before the cache is read.
+    /// Returns true if another node may change toolsets of sessions, so that what is cached has to be compared with the
+    /// store. When the last other node is gone, nothing is cached. Called before the cache is read.
     fn is_shared(&self) -> bool {
         let Some(fleet) = self.store.fleet() else { return false };
         let alone_since = fleet.alone_since();
@@ -223,7 +239,7 @@ impl Toolsets {
         let mut known = UsualDurations::default();
         for server in self.servers.iter().filter(|server| servers.contains(server.url.as_str())) {
             if let Some(newest) = self.newest(&server.url).await?
-                && let (Some(parsed), _) = self.parsed(&newest, None).await?
+                && let ParseOutcome::Parsed(parsed) = self.parsed(&server.url, &newest).await?
             {
                 known.toolsets.insert(server.url.clone(), parsed.toolset);
             }
@@ -256,7 +272,8 @@ impl Toolsets {
         }
         let tools = self.assemble(stored).await?;
         let mut cache = self.cache();
-        if cache.forgotten == forgotten && !cache.changing.contains_key(&session) {
+        let is_whole = tools.servers.iter().all(|server| !server.lacks_memory);
+        if is_whole && cache.forgotten == forgotten && !cache.changing.contains_key(&session) {
             if cache.sessions.len() >= CACHED {
                 cache.sessions.clear();
             }
@@ -298,9 +315,16 @@ impl Toolsets {
         for server in &self.servers {
             let stored = stored.iter().find(|stored| stored.server == server.url);
             let error = stored.and_then(|stored| stored.error.clone());
-            let (parsed, error) = match stored.and_then(|stored| stored.toolset.as_ref()) {
+            let outcome = match stored.and_then(|stored| stored.toolset.as_ref()) {
+                None => None,
+                Some(toolset) => Some(self.parsed(&server.url, toolset).await?),
+            };
+            let lacks_memory = matches!(outcome, Some(ParseOutcome::NoMemory));
+            let (parsed, error) = match outcome {
                 None => (None, error),
-                Some(toolset) => self.parsed(toolset, error).await?,
+                Some(ParseOutcome::Parsed(parsed)) => (Some(parsed), error),
+                Some(ParseOutcome::Invalid(why)) => (None, Some(why)),
+                Some(ParseOutcome::NoMemory) => (None, Some(NO_MEMORY.into())),
             };
             let endpoint = parsed
                 .as_ref()
@@ -309,6 +333,8 @@ impl Toolsets {
                 url: server.url.clone(),
                 hash: stored.and_then(|stored| stored.toolset.as_ref()).map(|toolset| toolset.hash.clone()),
                 toolset: parsed.as_ref().map(|parsed| Arc::clone(&parsed.toolset)),
+                _memory: parsed.as_ref().and_then(|parsed| parsed.memory.clone()),
+                lacks_memory,
                 scripts: parsed.map(|parsed| parsed.scripts),
                 // While the server is not running, the outcome of its last discovery is outdated.
                 errors: server.failure().or(error).into_iter().chain(endpoint).collect(),
@@ -332,52 +358,12 @@ impl Toolsets {
         })
     }
 
-    /// Parses a stored or fetched toolset. Its schemas and scripts are compiled once and cached.
-    async fn parsed(
-        &self,
-        toolset: &StoredToolset,
-        error: Option<String>,
-    ) -> Result<(Option<Parsed>, Option<String>), Error> {
-        let hash = toolset.hash.clone();
-        if let Some(parsed) = self.cache().parsed.get(&hash) {
-            return Ok((Some(parsed.clone()), error));
-        }
-        let body = match &toolset.body {
-            Some(body) => Arc::clone(body),
-            None => Arc::new(self.store.toolset(&hash).await?.unwrap_or_default()),
-        };
-        let bytes = body.len();
-        let parse = move || {
-            parse_toolset(&body).map(|toolset| Parsed {
-                scripts: Arc::new(Scripts::of(&toolset)),
-                toolset: Arc::new(toolset),
-            })
-        };
-        match self.world.blocking.run(parse).await {
-            Some(Ok(parsed)) => {
-                let mut cache = self.cache();
-                if cache.parsed.len() >= CACHED || cache.parsed_bytes + bytes > CACHED_BYTES {
-                    // Cached sessions also keep their toolsets in memory.
-                    cache.parsed.clear();
-                    cache.sessions.clear();
-                    cache.parsed_bytes = 0;
-                }
-                if cache.parsed.insert(hash, parsed.clone()).is_none() {
-                    cache.parsed_bytes += bytes;
-                }
-                Ok((Some(parsed), error))
-            }
-            Some(Err(invalid)) => Ok((None, Some(format!("the toolset is not valid: {invalid}")))),
-            None => Ok((None, Some("the toolset could not be read".into()))),
-        }
-    }
-
     /// Fetches a toolset within the time for a whole fetch, however slowly the server sends it.
     async fn fetch(&self, server: &ToolServer) -> Fetched {
-        let within = server.discovery_within.unwrap_or(self.times.timeout);
+        let within = server.discovery_within.unwrap_or(self.limits.timeout);
         let fetched = tokio::time::timeout(within, self.fetch_now(server)).await;
         let fetched = match fetched {
-            Ok(Ok((hash, body))) => Fetched::Toolset(Document { hash, body: Arc::new(body) }),
+            Ok(Ok(document)) => Fetched::Toolset(document),
             Ok(Err(why)) => Fetched::Failed(why),
             Err(_) => Fetched::Failed(format!("discovery took longer than {within:?}")),
         };
@@ -394,30 +380,41 @@ impl Toolsets {
         fetched
     }
 
-    async fn fetch_now(&self, server: &ToolServer) -> Result<(String, Vec<u8>), String> {
-        let body = match &self.functions {
-            Some(toolset) if server.url == IN_PROCESS => toolset.clone(),
+    async fn fetch_now(&self, server: &ToolServer) -> Result<Document, String> {
+        let (body, memory) = match &self.functions {
+            Some(toolset) if server.url == IN_PROCESS => (toolset.clone(), None),
             _ => self.fetch_valid(server).await?,
         };
-        let digest = Sha256::digest(&body);
-        Ok((digest.iter().map(|byte| format!("{byte:02x}")).collect(), body))
+        let digest = in_place(body.len(), || Sha256::digest(&body));
+        let hash = digest.iter().map(|byte| format!("{byte:02x}")).collect();
+        Ok(Document { hash, body: Arc::new(body), _memory: memory.map(Arc::new) })
     }
 
-    /// Fetches the toolset of a server. It is valid as a whole, or it is discarded.
-    async fn fetch_valid(&self, server: &ToolServer) -> Result<Vec<u8>, String> {
+    /// Fetches the toolset of a server. It is valid as a whole, or it is discarded. A large one is fetched again after its
+    /// memory was taken.
+    async fn fetch_valid(&self, server: &ToolServer) -> Result<(Vec<u8>, Option<Grant<String>>), String> {
         server.settled().await;
         let url = server.at(DISCOVERY_PATH)?;
         let to = To::new(&url, Some(&server.url));
-        let answer = self.world.http.get(to, TOOLSET_BYTES).await;
+        let (mut memory, mut answer) = (None, self.world.http.get(to, FREE_BYTES).await);
+        if let Err(client::Error::TooLong { .. }) = answer {
+            memory = self.more_memory(&server.url, None, TOOLSET_BYTES).map_err(|NoMemory| NO_MEMORY)?;
+            answer = self.world.http.get(to, TOOLSET_BYTES).await;
+        }
         let answer = answer.map_err(|error| format!("discovery failed: {error}"))?;
         if answer.status != 200 {
             return Err(format!("discovery was answered {}{}", answer.status, reason(&answer.body)));
         }
         let body = answer.body.to_vec();
+        if let Some(memory) = &mut memory {
+            memory.shrink(body.len());
+        }
+        let _parser = self.parser().await;
         let checked = self.world.blocking.run(move || parse_toolset(&body).map(|_| body)).await;
-        checked
+        let checked = checked
             .ok_or_else(|| "the toolset could not be read".to_owned())?
-            .map_err(|invalid| format!("the toolset is not valid: {invalid}"))
+            .map_err(|invalid| format!("the toolset is not valid: {invalid}"));
+        Ok((checked?, memory))
     }
 
     /// Handles a 409: returns the newest known toolset of the server. If the session has it already, fetches it again,
@@ -480,7 +477,7 @@ impl Toolsets {
         });
         let fetches: Vec<_> = unknown.map(|server| self.start_fetch(server, None)).collect();
         for fetch in fetches {
-            fetch.ended_within(self.times.wait).await;
+            fetch.ended_within(self.limits.wait).await;
         }
         let (at, latest) = (self.world.now(), self.cache().latest.clone());
         let pending = Fetched::Failed("discovery has not been answered yet; try again".into());

@@ -26,6 +26,8 @@ use crate::world::{Clock, SystemClock};
 const QUEUED_RECORDS: usize = 16;
 /// Size at which a page of records is written, in bytes.
 const PAGE_BYTES: usize = 1024 * 1024;
+/// Size up to which a session is kept in memory while it is checked, in bytes.
+const CHECKED_BYTES: usize = 16 * 1024 * 1024;
 /// The result of a call whose own result cannot arrive any more.
 const ENDED: &str = "Error: the session was moved to another server, which cannot receive the result of this call. \
                      The call may have been carried out; check before you repeat it";
@@ -39,6 +41,14 @@ pub enum TransferError {
     /// There is no such session.
     #[error("no session `{0}`: expected the id of a thread without a parent; list them with: rap threads ls")]
     NoSession(String),
+    /// Stored rows of the session are damaged.
+    #[error("session {session} is damaged and cannot be exported: {why}. `rap doctor` says what can be done")]
+    Damaged {
+        /// Id of the session.
+        session: String,
+        /// The damage.
+        why: String,
+    },
     /// A line of the file cannot be used.
     #[error("line {line}: {why}")]
     Line {
@@ -49,7 +59,7 @@ pub enum TransferError {
     },
     /// The database has another thread with the id of a thread of the session.
     #[error(
-        "the database has another thread with the id of a thread of session {0}: nothing of the session was imported"
+        "session {0} was not imported: the database already has another thread with the id of one of its threads"
     )]
     Exists(String),
     /// The results of open calls could not arrive.
@@ -102,61 +112,143 @@ pub struct Imported {
     pub other_url: Option<String>,
 }
 
-/// Writes a session, or all sessions of a database, to a file. Returns the number of sessions.
+/// Sessions that were written to a file.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct Exported {
+    /// Number of sessions in the file.
+    pub sessions: u64,
+    /// Sessions that are not in the file because stored rows of them are damaged, each with the damage.
+    pub damaged: Vec<(String, String)>,
+}
+
+/// Writes a session, or all sessions of a database, to a file. A damaged session fails, or is left out of an export of all
+/// sessions: a file with it could not be imported.
 pub async fn export(
     settings: &Settings,
     session: Option<&str>,
     out: &mut (dyn Write + Send),
-) -> Result<u64, TransferError> {
+) -> Result<Exported, TransferError> {
     let (store, origin) = open_for_export(settings)?;
-    let mut lines = LineWriter::default();
+    let (mut file, mut exported) = (ExportFile { lines: LineWriter::default(), out }, Exported::default());
     if let Some(session) = session {
         let missing = || TransferError::NoSession(session.to_owned());
         let id = ThreadId::new(session).map_err(|_| missing())?;
-        if !export_one(&*store, &origin, &id, &mut lines, out).await? {
-            return Err(missing());
+        match file.add(&*store, &origin, &id).await? {
+            Added::Whole => exported.sessions = 1,
+            Added::Missing => return Err(missing()),
+            Added::Damaged(why) => return Err(TransferError::Damaged { session: id.to_string(), why }),
         }
-        out.flush()?;
-        return Ok(1);
+        file.out.flush()?;
+        return Ok(exported);
     }
-    out.write_all(lines.line(&Record::Store { version: VERSION }.write()).as_bytes())?;
-    let (mut sessions, mut after): (u64, Option<ThreadKey>) = (0, None);
+    file.write(&Record::Store { version: VERSION }.write())?;
+    let mut after: Option<ThreadKey> = None;
     loop {
         let roots = store.roots(after).await?;
         let Some((last, _)) = roots.last() else { break };
         after = Some(*last);
         for (_, id) in roots {
-            // A session that was moved away meanwhile is not in this database any more.
-            sessions += u64::from(export_one(&*store, &origin, &id, &mut lines, out).await?);
+            match file.add(&*store, &origin, &id).await? {
+                Added::Whole => exported.sessions += 1,
+                // It was moved away meanwhile.
+                Added::Missing => {}
+                Added::Damaged(why) => exported.damaged.push((id.to_string(), why)),
+            }
         }
     }
-    out.write_all(lines.line(&Record::StoreEnd { sessions }.write()).as_bytes())?;
-    out.flush()?;
-    Ok(sessions)
+    file.write(&Record::StoreEnd { sessions: exported.sessions }.write())?;
+    file.out.flush()?;
+    Ok(exported)
 }
 
-/// Writes a session. Returns false if there is no such session.
-async fn export_one(
+/// A file that sessions are written to.
+struct ExportFile<'a> {
+    lines: LineWriter,
+    out: &'a mut (dyn Write + Send),
+}
+
+enum Added {
+    Whole,
+    /// There is no such session.
+    Missing,
+    /// The session is damaged in this way. Nothing of it was written.
+    Damaged(String),
+}
+
+impl ExportFile<'_> {
+    fn write(&mut self, record: &str) -> std::io::Result<()> {
+        self.out.write_all(self.lines.line(record).as_bytes())
+    }
+
+    /// Adds a session. It is written when all of it was checked, so a large one is read twice.
+    async fn add(
+        &mut self,
+        store: &dyn Export,
+        origin: &Origin,
+        session: &ThreadId,
+    ) -> Result<Added, TransferError> {
+        let (mut checker, mut kept, mut bytes) = (Checker::default(), Vec::new(), 0);
+        let check = |record: String| {
+            let checked = Record::read(&record).and_then(|parsed| checker.take(&parsed));
+            checked.map_err(CheckFailed::Damaged)?;
+            bytes += record.len();
+            if bytes <= CHECKED_BYTES {
+                kept.push(record);
+            }
+            Ok(())
+        };
+        match each_record(store, origin, session, check).await? {
+            Added::Whole => {}
+            other => return Ok(other),
+        }
+        if bytes <= CHECKED_BYTES {
+            kept.iter().try_for_each(|record| self.write(record))?;
+            return Ok(Added::Whole);
+        }
+        drop(kept);
+        let written = each_record(store, origin, session, |record| Ok(self.write(&record)?)).await?;
+        match written {
+            Added::Whole => Ok(Added::Whole),
+            Added::Missing => Err(TransferError::NoSession(session.to_string())),
+            Added::Damaged(why) => Err(TransferError::Damaged { session: session.to_string(), why }),
+        }
+    }
+}
+
+/// Reason why a record was not taken.
+enum CheckFailed {
+    Damaged(String),
+    Io(std::io::Error),
+}
+
+impl From<std::io::Error> for CheckFailed {
+    fn from(error: std::io::Error) -> CheckFailed {
+        CheckFailed::Io(error)
+    }
+}
+
+/// Reads the records of a session, until `take` fails.
+async fn each_record(
     store: &dyn Export,
     origin: &Origin,
     session: &ThreadId,
-    lines: &mut LineWriter,
-    out: &mut (dyn Write + Send),
-) -> Result<bool, TransferError> {
+    mut take: impl FnMut(String) -> Result<(), CheckFailed>,
+) -> Result<Added, TransferError> {
     let (sender, mut receiver) = mpsc::channel::<String>(QUEUED_RECORDS);
     // The reader of the database ends when the receiver is dropped.
-    let write = async move {
+    let take_all = async move {
         while let Some(record) = receiver.recv().await {
-            out.write_all(lines.line(&record).as_bytes())?;
+            take(record)?;
         }
-        Ok::<(), std::io::Error>(())
+        Ok(())
     };
-    let (read, written) = tokio::join!(store.export(session, origin, sender), write);
-    written?;
-    match read {
-        Ok(()) => Ok(true),
-        Err(store::Error::NoThread) => Ok(false),
-        Err(error) => Err(error.into()),
+    match tokio::join!(store.export(session, origin, sender), take_all) {
+        (_, Err(CheckFailed::Damaged(why))) => Ok(Added::Damaged(why)),
+        (_, Err(CheckFailed::Io(error))) => Err(error.into()),
+        (Ok(()), Ok(())) => Ok(Added::Whole),
+        (Err(store::Error::NoThread), Ok(())) => Ok(Added::Missing),
+        (Err(error @ store::Error::Unreadable(_)), Ok(())) => Ok(Added::Damaged(error.with_sources())),
+        (Err(error), Ok(())) => Err(error.into()),
     }
 }
 

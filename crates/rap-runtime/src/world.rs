@@ -13,7 +13,7 @@ use rap_protocol::{Timestamp, TraceContext, UrlRules};
 use url::Url;
 
 use crate::outgoing::RealHttp;
-use crate::settings::{Notify, SettingsError, ToolServer};
+use crate::settings::{AlertDestination, SettingsError, ToolServer};
 
 /// The wall clock.
 pub(crate) trait Clock: Send + Sync {
@@ -106,7 +106,7 @@ impl World {
         rules: &UrlRules,
         limits: HttpLimits,
         servers: &[ToolServer],
-        notify: &[Notify],
+        notify: &[AlertDestination],
     ) -> Result<World, SettingsError> {
         Ok(World {
             clock: Arc::new(SystemClock),

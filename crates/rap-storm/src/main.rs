@@ -1,7 +1,7 @@
-//! `cargo xtask storm`: runs a runtime or a fleet, tool servers, a model and clients as processes on loopback, and kills, freezes
-//! and cuts them off at random. A ledger in this process knows every message that was acknowledged. In the end,
-//! every message has to be in exactly one place, every call has to have exactly one result, every event has to have arrived
-//! once, and no thread may be stuck.
+//! `cargo xtask storm`: runs a runtime or a fleet, tool servers, a model and clients as processes on loopback, and
+//! kills, freezes and cuts them off at random. A ledger in this process knows every message that was acknowledged. In
+//! the end, every message has to be in exactly one place, every call has to have exactly one result, every event has to
+//! have arrived once, and no thread may be stuck.
 //!
 //! A seed repeats the choice of faults and messages, but not their timing, which depends on the machine.
 

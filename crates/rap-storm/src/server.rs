@@ -4,7 +4,7 @@ use std::fs::{File, OpenOptions};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::Mutex;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
@@ -83,15 +83,11 @@ impl Server {
     pub(crate) async fn stop(&self) -> Option<String> {
         let id = self.child.lock().unwrap().as_ref().map(Child::id)?;
         self.signal(Signal::TERM);
-        let deadline = Instant::now() + STOP_WITHIN;
-        while self.is_running(id) {
-            if Instant::now() > deadline {
-                self.kill();
-                return Some(format!("{} did not stop within {STOP_WITHIN:?}", self.name));
-            }
-            tokio::time::sleep(Duration::from_millis(20)).await;
+        if rap_testkit::poll(STOP_WITHIN, async || !self.is_running(id)).await.is_some() {
+            return None;
         }
-        None
+        self.kill();
+        Some(format!("{} did not stop within {STOP_WITHIN:?}", self.name))
     }
 
     /// Returns whether the process with this id runs. Once it has ended, [`Server::start_if_ended`] may start another one at

@@ -20,8 +20,8 @@ pub fn mcp_packages(cache: &str) -> PathBuf {
     packages(cache, "mcp-clients-1", &MCP)
 }
 
-/// Returns the directory `name` in the directory `cache`, with these packages in `node_modules`. They are installed the first
-/// time. Programs of the packages are in `node_modules/.bin`; a script in that directory can import the packages.
+/// Returns the directory `name` in the directory `cache`, with these packages in `node_modules`. They are installed the
+/// first time. Programs of the packages are in `node_modules/.bin`; a script in that directory can import the packages.
 pub fn packages(cache: &str, name: &str, packages: &[&str]) -> PathBuf {
     let home = Path::new(cache).join(name);
     fs::create_dir_all(&home).unwrap();

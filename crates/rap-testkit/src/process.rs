@@ -114,8 +114,8 @@ impl Process {
     /// Its state and the following fields of `/proc/PID/stat`. All are empty if it is gone.
     fn stat(&self) -> Vec<String> {
         let stat = fs::read_to_string(format!("/proc/{}/stat", self.id())).unwrap_or_default();
-        // The process name may contain anything, so fields are counted after it. 14 and 15 of the file are CPU time in hundredths of a
-        // second.
+        // The process name may contain anything, so fields are counted after it. 14 and 15 of the file are CPU time in
+        // hundredths of a second.
         let fields = stat.rsplit_once(')').map_or("", |(_, fields)| fields).split_whitespace();
         let fields = fields.map(str::to_owned).chain(iter::repeat(String::new()));
         fields.take(50).collect()

@@ -188,8 +188,8 @@ fn contains_commit(bytes: &[u8]) -> bool {
     bytes.windows(COMMIT.len()).any(|window| window == COMMIT)
 }
 
-/// A proxy that delays everything, like a network between two machines. Timers of an async runtime are too coarse for that, so it
-/// uses threads.
+/// A proxy that delays everything, like a network between two machines. Timers of an async runtime are too coarse for
+/// that, so it uses threads.
 pub struct Delay {
     pub port: u16,
 }

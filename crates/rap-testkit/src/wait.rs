@@ -31,27 +31,42 @@ impl<T> Condition for Option<T> {
     }
 }
 
-/// Polls until the condition holds, and returns its value. Panics after [`PATIENCE`].
-pub async fn until<C: Condition, F: Future<Output = C>>(what: &str, mut poll: impl FnMut() -> F) -> C::Value {
+/// Polls until the condition holds, and returns its value, or `None` if it did not hold within `limit`.
+pub async fn poll<C: Condition, F: Future<Output = C>>(
+    limit: Duration,
+    mut check: impl FnMut() -> F,
+) -> Option<C::Value> {
     let holds = async {
         loop {
-            if let Some(value) = poll().await.value() {
+            if let Some(value) = check().await.value() {
                 return value;
             }
             tokio::time::sleep(POLL_INTERVAL).await;
         }
     };
-    tokio::time::timeout(PATIENCE, holds).await.unwrap_or_else(|_| panic!("timed out waiting for {what}"))
+    tokio::time::timeout(limit, holds).await.ok()
+}
+
+/// Polls until the condition holds, and returns its value. Panics after [`PATIENCE`].
+pub async fn until<C: Condition, F: Future<Output = C>>(what: &str, check: impl FnMut() -> F) -> C::Value {
+    poll(PATIENCE, check).await.unwrap_or_else(|| panic!("timed out waiting for {what}"))
+}
+
+/// Like [`poll`], for code that is not asynchronous.
+pub fn block_poll<C: Condition>(limit: Duration, mut check: impl FnMut() -> C) -> Option<C::Value> {
+    let deadline = Instant::now() + limit;
+    loop {
+        if let Some(value) = check().value() {
+            return Some(value);
+        }
+        if Instant::now() >= deadline {
+            return None;
+        }
+        std::thread::sleep(POLL_INTERVAL);
+    }
 }
 
 /// Like [`until`], for tests that are not asynchronous.
-pub fn block_until<C: Condition>(what: &str, mut poll: impl FnMut() -> C) -> C::Value {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(value) = poll().value() {
-            return value;
-        }
-        assert!(Instant::now() < deadline, "timed out waiting for {what}");
-        std::thread::sleep(POLL_INTERVAL);
-    }
+pub fn block_until<C: Condition>(what: &str, check: impl FnMut() -> C) -> C::Value {
+    block_poll(PATIENCE, check).unwrap_or_else(|| panic!("timed out waiting for {what}"))
 }

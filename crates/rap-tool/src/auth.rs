@@ -10,11 +10,12 @@ use std::path::PathBuf;
 use axum::http::request::Parts;
 use axum::http::{HeaderMap, HeaderName, HeaderValue, header};
 use rap_io::credentials::watch_signing_keys;
+use rap_io::introspection::{AuthorizationServer, Introspection, NotAccepted};
 use rap_io::proxy::TrustedProxies;
+use rap_io::reloading::{Reloading, SecretSource, watch_secrets};
 use rap_io::secret_box::Key;
 use rap_io::serve::Peer;
 use rap_io::sigv4::{self, AccessKey};
-use rap_io::watched::{SecretSource, Watched, watch_secrets};
 use rap_io::webhook::{self, AcceptedMessages, SigningKeys};
 use rap_protocol::{Secret, Timestamp};
 use sha2::{Digest, Sha256};
@@ -63,6 +64,14 @@ pub enum Auth {
         /// Service in the signatures.
         service: String,
     },
+    /// Callers send an OAuth 2.0 access token, for example one of the client credentials grant. Its authorization server is
+    /// asked about each token (RFC 7662), and the answer is used for up to a minute. Each client is a caller.
+    Oauth {
+        /// The authorization server.
+        server: AuthorizationServer,
+        /// Ids of the clients that are accepted.
+        clients: Vec<String>,
+    },
     /// Callers show a client certificate that the authority in [`ServerTls::client_ca`](crate::ServerTls::client_ca) has
     /// signed. Each name in a certificate is a caller; the first URI or DNS name counts.
     MutualTls {
@@ -92,6 +101,7 @@ impl Auth {
             Auth::Hmac { keys, .. } => keys.iter().map(Secret::new).collect(),
             Auth::BearerFile { .. }
             | Auth::HmacFile { .. }
+            | Auth::Oauth { .. }
             | Auth::MutualTls { .. }
             | Auth::ProxyHeader { .. }
             | Auth::OpenToAnyone => Vec::new(),
@@ -108,6 +118,7 @@ impl fmt::Debug for Auth {
             Auth::Hmac { .. } => "Hmac(…)",
             Auth::HmacFile { .. } => "HmacFile(…)",
             Auth::Sigv4 { .. } => "Sigv4(…)",
+            Auth::Oauth { .. } => "Oauth(…)",
             Auth::MutualTls { .. } => "MutualTls(…)",
             Auth::ProxyHeader { .. } => "ProxyHeader(…)",
             Auth::OpenToAnyone => "OpenToAnyone",
@@ -149,9 +160,11 @@ type TokenDigest = [u8; 32];
 
 pub(crate) struct Callers {
     /// SHA-256 of the tokens of each caller.
-    tokens: Vec<(Watched<Vec<TokenDigest>>, Caller)>,
-    hmac: Vec<(Watched<SigningKeys>, Caller)>,
+    tokens: Vec<(Reloading<Vec<TokenDigest>>, Caller)>,
+    hmac: Vec<(Reloading<SigningKeys>, Caller)>,
     sigv4: Vec<(AccessKey, Caller)>,
+    /// Authorization servers, and the clients that are accepted of each.
+    oauth: Vec<(Introspection, HashSet<String>)>,
     /// Names of accepted client certificates. `None` accepts no certificate.
     certificates: Option<Names>,
     proxies: Option<(TrustedProxies, Names)>,
@@ -175,6 +188,8 @@ pub(crate) enum CallerInHead {
     Known(Caller),
     /// The request has a signature, which can be checked when its body has arrived.
     Signed,
+    /// The request has this access token, which an authorization server has to be asked about.
+    Token(Secret),
 }
 
 /// Caller of a signed request, and the id of its message if it has one.
@@ -189,6 +204,7 @@ impl Callers {
             tokens: Vec::new(),
             hmac: Vec::new(),
             sigv4: Vec::new(),
+            oauth: Vec::new(),
             certificates: None,
             proxies: None,
             key: key.clone(),
@@ -206,7 +222,7 @@ impl Callers {
             Auth::Bearer(token) => {
                 let caller = Caller::of(&key, &[b"caller", token.as_bytes()]);
                 self.add_label("token", &digest(token), caller.clone());
-                self.tokens.push((Watched::fixed(vec![digest(token)]), caller));
+                self.tokens.push((Reloading::fixed(vec![digest(token)]), caller));
             }
             Auth::BearerFile { caller, file } => {
                 let digests =
@@ -237,6 +253,13 @@ impl Callers {
                 self.add_label("sigv4", access_key_id.as_bytes(), caller.clone());
                 self.sigv4.push((access_key, caller));
             }
+            Auth::Oauth { server, clients } => {
+                for client in clients {
+                    self.add_label("oauth", client.as_bytes(), Caller::named(&key, "oauth", client));
+                }
+                let introspection = Introspection::new(server.clone())?;
+                self.oauth.push((introspection, clients.iter().cloned().collect()));
+            }
             Auth::MutualTls { names } => {
                 self.add_certificates(names);
                 self.certificates = Some(Names(names.iter().cloned().collect()));
@@ -260,8 +283,8 @@ impl Callers {
         self.labels.push(([kind.as_bytes(), b" ", name].concat(), caller));
     }
 
-    /// Returns text by which a server with the same key recognises a caller, without its token. `None` if the caller is known
-    /// by neither a fixed token nor a configured name.
+    /// Returns text by which a server with the same key recognises a caller, without its token. `None` if the caller is
+    /// known by neither a fixed token nor a configured name.
     pub(crate) fn label(&self, caller: &Caller, key: &Key) -> Option<String> {
         let (name, _) = self.labels.iter().find(|(_, known)| known == caller)?;
         Some(key.mac(&[b"caller", name]).iter().map(|byte| format!("{byte:02x}")).collect())
@@ -297,13 +320,15 @@ impl Callers {
         let tokens = self.tokens.iter().map(|(_, caller)| caller);
         let hmac = self.hmac.iter().map(|(_, caller)| caller);
         let sigv4 = self.sigv4.iter().map(|(_, caller)| caller);
-        tokens.chain(hmac).chain(sigv4).cloned().chain(named).collect()
+        let clients = self.oauth.iter().flat_map(|(_, clients)| clients);
+        let clients = clients.map(|client| Caller::named(&self.key, "oauth", client));
+        tokens.chain(hmac).chain(sigv4).cloned().chain(named).chain(clients).collect()
     }
 
     /// Returns true if no authentication is required.
     pub(crate) fn is_open(&self) -> bool {
         let nothing = self.tokens.is_empty() && self.hmac.is_empty() && self.sigv4.is_empty();
-        nothing && self.certificates.is_none() && self.proxies.is_none()
+        nothing && self.oauth.is_empty() && self.certificates.is_none() && self.proxies.is_none()
     }
 
     /// Identifies the caller by the head of a request, or returns the reason why the request is refused.
@@ -322,13 +347,34 @@ impl Callers {
         if !self.sigv4.is_empty() && sigv4::claimed_key(&head.headers).is_some() {
             return Ok(CallerInHead::Signed);
         }
-        Err(self.advice())
+        match bearer(&head.headers) {
+            Some(token) if !self.oauth.is_empty() => Ok(CallerInHead::Token(Secret::new(token))),
+            _ => Err(self.advice()),
+        }
+    }
+
+    /// Identifies the caller with an access token.
+    pub(crate) async fn introspect(&self, token: &Secret, now: Timestamp) -> Result<Caller, NotAccepted> {
+        let mut refused = NotAccepted::Invalid("it is of a client that is not accepted here");
+        for (server, clients) in &self.oauth {
+            match server.client_of(token.expose(), now).await {
+                Ok(client) if clients.contains(&client) => {
+                    return Ok(Caller::named(&self.key, "oauth", &client));
+                }
+                Ok(_) => {}
+                // Another server that cannot be asked may know the token.
+                Err(why) if matches!(refused, NotAccepted::Invalid(_)) => refused = why,
+                Err(_) => {}
+            }
+        }
+        Err(refused)
     }
 
     /// Says which credentials the server accepts.
     fn advice(&self) -> String {
         let ways = [
             (!self.tokens.is_empty(), "send a token of this server as `Authorization: Bearer TOKEN`"),
+            (!self.oauth.is_empty(), "send an access token as `Authorization: Bearer TOKEN`"),
             (!self.hmac.is_empty(), "sign the request in the form of Standard Webhooks"),
             (!self.sigv4.is_empty(), "sign the request with AWS4-HMAC-SHA256"),
             (
@@ -368,8 +414,8 @@ impl Callers {
         self.certificates.as_ref()?.accept(name).then(|| self.with_certificate(name))
     }
 
-    /// Checks the signature of a request. `base` is the path of the public URL, and `word` the name of the endpoint in the ids
-    /// of a runtime's messages.
+    /// Checks the signature of a request. `base` is the path of the public URL, and `word` the name of the endpoint in
+    /// the ids of a runtime's messages.
     pub(crate) fn verify(
         &self,
         head: &Parts,

@@ -164,8 +164,8 @@ impl Call {
         self.inner.user_id.as_ref()
     }
 
-    /// Returns the `traceparent` of the invocation (W3C Trace Context), to be passed on to other services. `None` if the runtime
-    /// sent none. The server itself sends it back with the callbacks of the call.
+    /// Returns the `traceparent` of the invocation (W3C Trace Context), to be passed on to other services. `None` if
+    /// the runtime sent none. The server itself sends it back with the callbacks of the call.
     pub fn traceparent(&self) -> Option<String> {
         self.inner.trace.map(|trace| trace.to_string())
     }
@@ -191,11 +191,12 @@ impl Call {
         self.inner.run.is_cancelled()
     }
 
-    /// Stores a note about the progress of the call, such as the id of a job that was started elsewhere. Returns when it is on
-    /// disk. A later note replaces it.
+    /// Stores a note about the progress of the call, such as the id of a job that was started elsewhere. Returns when
+    /// it is on disk. A later note replaces it.
     ///
-    /// If the server stops during the call of a [restartable](crate::Tool::restartable) tool, the handler is called again and
-    /// finds the note with [`Call::saved`], so that it can continue instead of doing its work twice. For a subscription, use
+    /// If the server stops during the call of a [restartable](crate::Tool::restartable) tool, the handler is called
+    /// again and finds the note with [`Call::saved`], so that it can continue instead of doing its work twice. For a
+    /// subscription, use
     /// [`Subscription::save`](crate::Subscription::save) instead.
     pub async fn save(&self, note: impl Serialize) -> Result<(), Error> {
         let note = serde_json::to_value(note)?;

@@ -9,8 +9,8 @@ use tokio::time::Instant;
 #[derive(Debug, Clone)]
 pub(crate) enum Clock {
     System,
-    /// Advances with tokio's clock, which a test can pause. That clock belongs to the runtime of the test, and other threads,
-    /// such as the writer's, have to enter the runtime to read it.
+    /// Advances with tokio's clock, which a test can pause. That clock belongs to the runtime of the test, and other
+    /// threads, such as the writer's, have to enter the runtime to read it.
     Virtual {
         from: Timestamp,
         since: Instant,

@@ -11,7 +11,7 @@ mod delivery;
 mod files;
 mod job_turns;
 pub(crate) mod metrics;
-mod migration;
+mod moving;
 mod open;
 mod questions;
 mod run;
@@ -62,8 +62,8 @@ pub(crate) use questions::{AnswerOutcome, Answered, CHOICE_PATH, CONSENT_PATH};
 pub(crate) type States = HashMap<TypeId, Arc<dyn Any + Send + Sync>>;
 
 pub(crate) use files::FILES_PATH;
-pub use migration::Migration;
-pub(crate) use migration::{ArrivalRefused, IMPORT_BYTES, IMPORT_PATH, MigrateHook, Migrated};
+pub use moving::Migration;
+pub(crate) use moving::{ArrivalRefused, IMPORT_BYTES, IMPORT_PATH, MigrateHook, Migrated};
 
 /// The hook of `ToolServer::on_close_thread`.
 pub(crate) type CloseHook = Arc<dyn Fn(Thread) -> BoxFuture<'static, Result<(), Error>> + Send + Sync>;
@@ -110,7 +110,7 @@ pub(crate) struct Engine {
     offer: RwLock<Arc<Offer>>,
     validations: Validations<Caller>,
     on_close: Option<CloseHook>,
-    migrations: migration::Migrations,
+    migrations: moving::Migrations,
     arrived_files: files::ArrivedFiles,
     invocations: Limiter<Caller>,
     /// Bounds the notifications that are not written yet.
@@ -127,6 +127,8 @@ pub(crate) struct Engine {
     outgoing: Outgoing,
     clock: Clock,
     runs: Mutex<HashMap<CallSeq, Arc<Run>>>,
+    /// Notified when a handler has ended.
+    run_ended: Notify,
     deadlines: Mutex<deadlines::Deadlines>,
     /// Notified when there is an earlier deadline than before.
     deadline_changed: Notify,

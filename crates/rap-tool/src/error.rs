@@ -121,7 +121,7 @@ pub enum ServeError {
     BadToken,
     /// A file with tokens, keys or certificates cannot be used, or a signing key is invalid.
     #[error(transparent)]
-    Credentials(#[from] rap_io::watched::FileError),
+    Credentials(#[from] rap_io::reloading::FileError),
     /// The header or the addresses of [`Auth::ProxyHeader`](crate::Auth::ProxyHeader) are invalid.
     #[error("Auth::ProxyHeader: {0}")]
     Proxies(rap_io::proxy::BadProxies),

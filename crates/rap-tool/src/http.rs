@@ -18,6 +18,7 @@ use axum::response::{Html, IntoResponse, Response};
 use axum::routing::{get, post};
 use rap_io::body::{BodyError, BodyLimits, ReceivedBody};
 use rap_io::hashing::hash;
+use rap_io::introspection::NotAccepted;
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{
     CANCEL_TOOL_CALL_PATH, CLOSE_THREAD_PATH, DISCOVERY_PATH, Fault, Invalid, MIGRATE_PATH, StatusAnswer,
@@ -165,9 +166,10 @@ async fn migrate(State(engine): State<Arc<Engine>>, request: Request) -> Result<
             "overloaded",
             "too many sessions are being moved; try again later",
         )),
-        Migrated::Failed => {
-            let message = "the state of the session was not moved; see the log of this server";
-            Err(ErrorResponse::new(StatusCode::INTERNAL_SERVER_ERROR, "not_moved", message))
+        Migrated::Failed(why) => {
+            let (status, code) = (StatusCode::INTERNAL_SERVER_ERROR, "not_moved");
+            let message = format!("the state of the session was not moved: {why}").into();
+            Err(ErrorResponse { status, code, message })
         }
     }
 }
@@ -177,7 +179,7 @@ async fn import_calls(
     State(engine): State<Arc<Engine>>,
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
-    let received = read_import(&engine, request).await?;
+    let received = read_import(&engine, IMPORT_PATH, request).await?;
     import_answer(engine.receive_calls(received.bytes.clone()).await)
 }
 
@@ -186,11 +188,19 @@ async fn import_files(
     State(engine): State<Arc<Engine>>,
     request: Request,
 ) -> Result<StatusCode, ErrorResponse> {
-    let received = read_import(&engine, request).await?;
+    let received = read_import(&engine, FILES_PATH, request).await?;
     import_answer(engine.receive_files(received.bytes.clone()).await)
 }
 
-async fn read_import(engine: &Engine, request: Request) -> Result<ReceivedBody, ErrorResponse> {
+/// Reads a page of state. Who does not know the migration key is refused before the body is read.
+async fn read_import(
+    engine: &Engine,
+    path: &'static str,
+    request: Request,
+) -> Result<ReceivedBody, ErrorResponse> {
+    if !engine.is_sender(path, request.headers()) {
+        return Err(import_refused(ArrivalRefused::NO_KEY));
+    }
     if !engine.answers.admits(&None) {
         return Err(ErrorResponse::unavailable("overloaded", "too many requests at once; try again later"));
     }
@@ -200,15 +210,16 @@ async fn read_import(engine: &Engine, request: Request) -> Result<ReceivedBody, 
 }
 
 fn import_answer(received: Result<(), ArrivalRefused>) -> Result<StatusCode, ErrorResponse> {
-    match received {
-        Ok(()) => Ok(StatusCode::OK),
-        Err(ArrivalRefused::Invalid(why)) => {
-            Err(ErrorResponse::new(StatusCode::FORBIDDEN, "not_accepted", why))
-        }
-        Err(ArrivalRefused::Unavailable) => Err(ErrorResponse::unavailable(
+    received.map(|()| StatusCode::OK).map_err(import_refused)
+}
+
+fn import_refused(refused: ArrivalRefused) -> ErrorResponse {
+    match refused {
+        ArrivalRefused::Invalid(why) => ErrorResponse::new(StatusCode::FORBIDDEN, "not_accepted", why),
+        ArrivalRefused::Unavailable => ErrorResponse::unavailable(
             "unavailable",
             "the journal cannot be written right now; try again later",
-        )),
+        ),
     }
 }
 
@@ -354,13 +365,18 @@ async fn admit(
     request: Request,
 ) -> Result<Admitted, ErrorResponse> {
     let (head, body) = request.into_parts();
-    match engine.callers.identify(&head, engine.now()).map_err(ErrorResponse::unauthorized)? {
-        CallerInHead::Known(caller) => {
+    let known = match engine.callers.identify(&head, engine.now()).map_err(ErrorResponse::unauthorized)? {
+        CallerInHead::Known(caller) => Some(caller),
+        CallerInHead::Token(token) => Some(engine.callers.introspect(&token, engine.now()).await?),
+        CallerInHead::Signed => None,
+    };
+    match known {
+        Some(caller) => {
             endpoint.count(engine, &caller)?;
             let received = read_body(engine, Some(&caller), &head.headers, body).await?;
             Ok(Admitted { caller, received, message: None })
         }
-        CallerInHead::Signed => {
+        None => {
             let received = read_body(engine, None, &head.headers, body).await?;
             let (length, bytes) = (received.bytes.len(), received.bytes.clone());
             let (verifier, now) = (Arc::clone(engine), engine.now());
@@ -416,6 +432,20 @@ impl ErrorResponse {
     fn invalid(invalid: &Invalid) -> Self {
         let message = invalid.to_string().into();
         ErrorResponse { status: StatusCode::BAD_REQUEST, code: "invalid", message }
+    }
+}
+
+impl From<NotAccepted> for ErrorResponse {
+    fn from(why: NotAccepted) -> Self {
+        let message = why.to_string();
+        match why {
+            NotAccepted::Invalid(_) => ErrorResponse::unauthorized(message),
+            NotAccepted::Unavailable(_) => ErrorResponse {
+                status: StatusCode::SERVICE_UNAVAILABLE,
+                code: "unavailable",
+                message: message.into(),
+            },
+        }
     }
 }
 

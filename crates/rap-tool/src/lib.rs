@@ -69,11 +69,13 @@ pub use error::{Error, Result, ServeError};
 pub use limits::Limits;
 pub use oauth::OauthApp;
 pub use output::{IntoOutput, Json, Output};
+pub use rap_io::introspection::AuthorizationServer;
+pub use rap_io::reloading::SecretSource;
 pub use rap_io::tls::{ClientCertificates, ClientTls, ServerTls};
 pub use rap_protocol::retry::RetryPolicy;
 pub use rap_protocol::{
-    CallId, Callback, Content, Image, Oauth, Segment, SubscriptionEvent, ThreadId, ToolResult, UrlPolicy,
-    UserChoice, UserId, ViewUpdate,
+    CallId, Callback, Content, Image, Oauth, Secret, Segment, SubscriptionEvent, ThreadId, ToolResult,
+    UrlPolicy, UserChoice, UserId, ViewUpdate,
 };
 pub use rate::Rate;
 pub use schemars;

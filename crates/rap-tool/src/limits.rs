@@ -15,9 +15,9 @@ use crate::rate::Rate;
 /// limits.calls = 50;
 /// ```
 ///
-/// Callers share calls, subscriptions, callback requests and the memory for bodies: a quarter of each limit is divided
-/// equally among the callers, and only that caller can use its part. The rest is free for everyone. A single caller can
-/// use all of it.
+/// Callers share calls, subscriptions, callback requests and the memory for bodies: a quarter of each limit is
+/// reserved. It is divided equally, and each part can be used only by its own caller. The rest is free for everyone. A
+/// single caller can use all of it.
 #[derive(Debug, Clone)]
 #[non_exhaustive]
 pub struct Limits {
@@ -112,5 +112,81 @@ impl Limits {
             *time = (*time).min(CENTURY);
         }
         self
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn grouped(number: u64) -> String {
+        if number < 1000 {
+            number.to_string()
+        } else {
+            format!("{},{:03}", grouped(number / 1000), number % 1000)
+        }
+    }
+
+    fn count(number: impl TryInto<u64>) -> String {
+        grouped(number.try_into().ok().unwrap())
+    }
+
+    fn time(time: Duration) -> String {
+        match time.as_secs() {
+            3600 => "1 hour".into(),
+            seconds if seconds % (24 * 3600) == 0 && seconds > 24 * 3600 => {
+                format!("{} days", seconds / (24 * 3600))
+            }
+            seconds if seconds % 3600 == 0 => format!("{} hours", seconds / 3600),
+            seconds => format!("{seconds} seconds"),
+        }
+    }
+
+    fn rate(rate: Rate) -> String {
+        let average = format!("{} per second", count(rate.per_second));
+        if rate.burst == rate.per_second { average } else { format!("{average}, bursts of {}", rate.burst) }
+    }
+
+    /// Returns the end of the comment of a field, which begins with the default that it states.
+    fn stated(field: &str) -> String {
+        let (before, _) = include_str!("limits.rs").split_once(&format!("    pub {field}: ")).unwrap();
+        let comment: Vec<&str> =
+            before.lines().rev().map_while(|line| line.trim().strip_prefix("/// ")).collect();
+        let comment = comment.into_iter().rev().collect::<Vec<_>>().join(" ");
+        comment.split_once("Default: ").unwrap_or_else(|| panic!("{field}: {comment}")).1.to_owned()
+    }
+
+    #[test]
+    fn comments_state_the_defaults() {
+        let limits = Limits::default();
+        let defaults = [
+            ("calls", count(limits.calls)),
+            ("subscriptions", count(limits.subscriptions)),
+            ("waiting_events", count(limits.waiting_events)),
+            ("event_rate", rate(limits.event_rate)),
+            ("invocation_rate", rate(limits.invocation_rate)),
+            ("notification_rate", rate(limits.notification_rate)),
+            ("call_timeout", time(limits.call_timeout)),
+            ("cancel_grace", time(limits.cancel_grace)),
+            ("stop_within", time(limits.stop_within)),
+            ("thread_ttl", time(limits.thread_ttl)),
+            ("remember", time(limits.remember)),
+            ("authorize_within", time(limits.authorize_within)),
+            ("delivery", format!("retries for {}", time(limits.delivery.give_up_after))),
+            ("close_within", time(limits.close_within)),
+            ("callback_within", time(limits.callback_within)),
+            ("deliveries", count(limits.deliveries)),
+            ("deliveries_per_host", count(limits.deliveries_per_host)),
+            ("request_within", time(limits.request_within)),
+            ("arriving_bytes", format!("{} MiB", limits.arriving_bytes / 1024 / 1024)),
+            ("connections", count(limits.connections)),
+        ];
+        for (field, default) in defaults {
+            let stated = stated(field);
+            let rest =
+                stated.strip_prefix(&default).unwrap_or_else(|| panic!("{field}: {stated:?}, not {default}"));
+            let ends = rest.starts_with(". ") || rest == "." || rest.starts_with(", or ");
+            assert!(ends, "{field}: {stated:?}, not {default}");
+        }
     }
 }

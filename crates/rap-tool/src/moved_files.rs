@@ -137,7 +137,16 @@ pub(crate) fn read_part(directory: &Path, path: &Path, from: u64) -> io::Result<
     Ok(Content::File { from, bytes: Base64(bytes), end: is_last.then_some(end) })
 }
 
-/// Writes a part below the directory of its thread, which exists.
+/// Writes everything in the file system of a directory to disk. A call for each file would take minutes for a large session.
+pub(crate) fn sync(directory: &Path) -> io::Result<()> {
+    #[cfg(target_os = "linux")]
+    rustix::fs::syncfs(File::open(directory)?)?;
+    #[cfg(not(target_os = "linux"))]
+    rustix::fs::sync();
+    Ok(())
+}
+
+/// Writes a part below the directory of its thread, which exists. It is not on disk before [`sync`].
 pub(crate) fn write_part(directory: &Path, path: &Base64, content: &Content) -> io::Result<()> {
     let relative = Path::new(std::ffi::OsStr::from_bytes(&path.0));
     let path = place(directory, relative)?;
@@ -160,7 +169,6 @@ pub(crate) fn write_part(directory: &Path, path: &Base64, content: &Content) -> 
             if let Some((mode, modified)) = end {
                 file.set_permissions(Permissions::from_mode(mode & MODE))?;
                 file.set_modified(*modified)?;
-                file.sync_all()?;
             }
             Ok(())
         }

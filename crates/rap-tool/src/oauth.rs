@@ -1,8 +1,8 @@
 //! OAuth 2.0 for tools: the authorization code grant with PKCE, one token for each user.
 //!
-//! [`Call::access_token`] returns a token of the user on whose behalf the call is made. If there is none, it asks the user to
-//! sign in and continues after the consent, even after a restart. Tokens are stored encrypted with the key of the journal,
-//! and renewed shortly before they expire.
+//! [`Call::access_token`] returns a token of the user on whose behalf the call is made. If there is none, it asks the
+//! user to sign in and continues after the consent, even after a restart. Tokens are stored encrypted with the key of
+//! the journal, and renewed shortly before they expire.
 //!
 //! The redirect URL is the same for all calls, so that it can be registered. The `state` of a request names its call and
 //! cannot be guessed. The PKCE verifier is derived from the key of the journal and never leaves the server before the code
@@ -359,8 +359,8 @@ impl Call {
 
     /// Returns an access token of the user on whose behalf the call is made; without a user, of the session.
     ///
-    /// If there is none, the user is asked to sign in, and the call continues after that. A token that expires is renewed. An
-    /// error says why there is no token, such as that the user refused.
+    /// If there is none, the user is asked to sign in, and the call continues after that. A token that expires is
+    /// renewed. An error says why there is no token, such as that the user refused.
     ///
     /// If a server refuses the token, call [`Call::forget_token`] before this method again.
     pub async fn access_token(&self, app: &OauthApp) -> Result<Secret, Error> {
@@ -396,8 +396,8 @@ impl Call {
         Ok(keep(tokens, &place, &mut token, signed_in))
     }
 
-    /// Forgets the token of the user, because a server has refused it. The next [`Call::access_token`] renews it, or asks the
-    /// user to sign in again.
+    /// Forgets the token of the user, because a server has refused it. The next [`Call::access_token`] renews it, or
+    /// asks the user to sign in again.
     pub async fn forget_token(&self, app: &OauthApp, refused: &Secret) {
         let tokens = &self.engine().tokens;
         let place = tokens.place(self, app);
@@ -411,8 +411,8 @@ impl Call {
         }
     }
 
-    /// Removes the token of the user, because it does not permit what a server asks for. The next [`Call::access_token`] asks
-    /// the user to sign in again.
+    /// Removes the token of the user, because it does not permit what a server asks for. The next
+    /// [`Call::access_token`] asks the user to sign in again.
     pub async fn remove_token(&self, app: &OauthApp, insufficient: &Secret) {
         let tokens = &self.engine().tokens;
         let place = tokens.place(self, app);
@@ -430,7 +430,8 @@ impl Call {
             if number >= MAX_SIGN_INS {
                 return Err(Error::new("the user was asked to sign in too often in this call"));
             }
-            // Otherwise the consent was given before a restart, and its token as well, which a server has refused since then.
+            // Otherwise the consent was given before a restart, and its token as well, which a server has refused since
+            // then.
             if let Some(token) = self.sign_in_once(app, number).await? {
                 return Ok(token);
             }

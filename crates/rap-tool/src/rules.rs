@@ -416,8 +416,8 @@ impl Head {
         self.then(Dropped::Nothing, None)
     }
 
-    /// The runtime refused an event or a message to the user. A subscription ends if it is unknown there, or if everything was refused
-    /// for `deliver_for`.
+    /// The runtime refused an event or a message to the user. A subscription ends if it is unknown there, or if
+    /// everything was refused for `deliver_for`.
     fn refused(mut self, kind: MessageKind, status: u16, now: Timestamp, deliver_for: Duration) -> Step {
         if kind == MessageKind::Event && matches!(status, 404 | 410) {
             return self.settle();

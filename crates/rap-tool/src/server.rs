@@ -11,8 +11,8 @@ use std::sync::Arc;
 use axum::Router;
 use rap_io::client::{Client, ClientLimits};
 use rap_io::exposure::warn_if_exposed;
+use rap_io::reloading::Reloading;
 use rap_io::tls::{ClientTls, ServerTls};
-use rap_io::watched::Watched;
 use rap_protocol::url::is_on_loopback;
 use rap_protocol::{EndpointUrl, Secret, UrlPolicy, UrlRules};
 use url::Url;
@@ -220,10 +220,10 @@ impl ToolServer {
     /// the same tools and the same key, which is 64 hexadecimal digits or the base64 of 32 bytes. The toolset then says
     /// `needsMigration`. With a hook ([`ToolServer::migrate`]), the hook runs first.
     ///
-    /// At the destination a call continues as after a restart: a subscription resumes with its cursor, a
-    /// [`Tool::restartable`](crate::Tool::restartable) call runs again, and any other gets an error that says that its outcome
-    /// is unknown. It belongs to the caller with the same token or name, or to the only one that the server has. Questions
-    /// to users do not move.
+    /// At the destination a call continues as after a restart: a subscription resumes with its cursor, and a
+    /// [`Tool::restartable`](crate::Tool::restartable) call runs again. Any other call that is running has
+    /// [`Limits::stop_within`] to return, and its result moves; if it does not, the session does not move. A call belongs to
+    /// the caller with the same token or name, or to the only one that the server has. Questions to users do not move.
     #[must_use]
     pub fn migrate_calls(mut self, key: impl Into<String>) -> Self {
         self.migration_key = Some(Secret::new(key));
@@ -456,7 +456,7 @@ impl ToolServer {
         let opening = tokio::task::spawn_blocking(move || {
             let client = match &self.callback_tls {
                 Some(tls) => tls.outgoing(callback_rules.clone(), limits)?,
-                None => Watched::fixed(Client::outgoing(callback_rules.clone(), limits)),
+                None => Reloading::fixed(Client::outgoing(callback_rules.clone(), limits)),
             };
             let outgoing = Outgoing::Http(Box::new(client));
             self.open(Externals { public_url, callback_rules, outgoing, clock: Clock::System })

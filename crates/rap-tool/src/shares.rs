@@ -1,8 +1,8 @@
 //! Slots that the callers of a server share.
 //!
-//! A quarter of the slots is divided equally among the callers, and only that caller can use its part. The other slots
-//! are free for everyone. So a caller always finds the slots of its own part, whatever the others do, and a single
-//! caller can use all slots. A caller whose token was removed has no part of its own.
+//! A quarter of the slots is reserved: it is divided equally, and each part can be used only by its own caller. The
+//! other slots are free for everyone. So a caller always finds the slots of its own part, whatever the others do, and a
+//! single caller can use all slots. A caller whose token was removed has no part of its own.
 
 use std::collections::{HashMap, HashSet};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -183,9 +183,9 @@ impl Tool {
         self
     }
 
-    /// Sets the time that a call may take, instead of [`Limits::call_timeout`](crate::Limits::call_timeout). Time counts from
-    /// the acceptance of the call. If the server restarts and runs the call again, it has at least 10 minutes, or this
-    /// time if that is shorter.
+    /// Sets the time that a call may take, instead of [`Limits::call_timeout`](crate::Limits::call_timeout). Time
+    /// counts from the acceptance of the call. If the server restarts and runs the call again, it has at least 10
+    /// minutes, or this time if that is shorter.
     #[must_use]
     pub fn timeout(mut self, timeout: Duration) -> Self {
         self.timeout = Some(timeout);

@@ -4,8 +4,8 @@
 //! toolset, so that servers do not affect each other. An MCP server that is a command runs as one process, which all threads
 //! share; one with a URL is a connection, or one for each user if the server asks users to sign in.
 //!
-//! A call of the agent becomes one `tools/call`. It is never repeated: if the MCP server ends during a call, the call gets an
-//! error that says so.
+//! A call of the agent becomes one `tools/call`. It is never repeated: if the MCP server ends during a call, the call
+//! gets an error that says so.
 
 mod bridge;
 mod calls;

@@ -250,7 +250,7 @@ fn payload(headers: &HeaderMap, body: &[u8]) -> Option<Value> {
         .collect();
     match fields.get("payload").and_then(Value::as_str) {
         Some(text) => {
-            check_json(text.as_bytes(), PARSED_BYTES).ok().and_then(|()| serde_json::from_str(text).ok())
+            check_json(text.as_bytes(), PARSED_BYTES).ok().and_then(|_| serde_json::from_str(text).ok())
         }
         None => Some(Value::Object(fields)),
     }

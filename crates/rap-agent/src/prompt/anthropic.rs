@@ -11,8 +11,8 @@
 //! a request has to begin like the earlier ones for the provider's cache. If the model decides when to think, no turn has
 //! to begin with thinking.
 //!
-//! The API requires the thinking of the last answer unchanged and at its place: a text before it stays before it, and thinking
-//! between two calls stays between them.
+//! The API requires the thinking of the last answer unchanged and at its place: a text before it stays before it, and
+//! thinking between two calls stays between them.
 
 use serde_json::{Map, Value, json};
 

@@ -187,9 +187,9 @@ impl<'a> Builder<'a> {
             let message = PromptMessage::Assistant { blocks: Vec::new(), calls: Vec::new(), fields: None };
             self.messages.push(message);
         }
-        // Thinking and additional fields are dropped if the entry is merged into the previous assistant message.
-        let thoughts = thoughts.filter(|_| !merges);
-        let thinks = thoughts.is_some_and(|thoughts| self.thinking_model == Some(&thoughts.model));
+        // Thinking blocks are dropped if the entry is merged into the previous assistant message, whose turn begins without
+        // them. Items and additional fields are kept, because servers refuse some calls without them.
+        let thinks = !merges && thoughts.is_some_and(|thoughts| self.thinking_model == Some(&thoughts.model));
         let own = thoughts.filter(|thoughts| {
             let origin =
                 thoughts.server.as_deref().map(|server| ServedModel { server, model: &thoughts.model });
@@ -225,7 +225,7 @@ impl<'a> Builder<'a> {
         if let Some(PromptMessage::Assistant { blocks, calls: made, fields }) = self.messages.last_mut() {
             blocks.extend(pieces);
             made.extend(calls);
-            *fields = fields.or(own.map(|own| &own.fields).filter(|fields| !fields.is_empty()));
+            *fields = own.map(|own| &own.fields).filter(|fields| !fields.is_empty()).or(*fields);
         }
     }
 

@@ -56,7 +56,7 @@ pub(super) struct Ids {
 }
 
 impl Ids {
-    /// Returns ids of at most `longest` characters.
+    /// Creates a set of ids of at most `longest` characters.
     pub(super) fn new(form: CallIds, longest: usize) -> Self {
         Ids { form, longest, taken: HashSet::new() }
     }

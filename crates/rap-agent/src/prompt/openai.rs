@@ -122,7 +122,9 @@ impl Writer {
 
     fn call(&mut self, call: &Call<'_>, id: &str) -> Value {
         let arguments = Value::Object(call.arguments.clone().into_owned()).to_string();
-        let function = json!({"name": self.names.fit(call.name), "arguments": arguments});
+        let mut function = json!({"name": self.names.fit(call.name), "arguments": arguments});
+        let of_function = call.fields.and_then(|fields| fields.get("function")?.as_object());
+        add_fields(&mut function, None, of_function);
         let mut value = json!({"id": id, "type": "function", "function": function});
         add_fields(&mut value, None, call.fields);
         value

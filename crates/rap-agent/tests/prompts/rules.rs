@@ -344,6 +344,31 @@ fn fields_go_back_only_to_the_server_and_model_that_sent_them() {
     }
 }
 
+/// No message of a user is between the two answers, so they become one message.
+#[test]
+fn fields_of_an_answer_go_back_if_it_is_merged_into_the_answer_before_it() {
+    let said = |fields: Value| match own_answer("x", fields, json!({})) {
+        Item::Assistant { thoughts, .. } => {
+            Item::Assistant { text: "first".into(), calls: vec![], thoughts, usage: None }
+        }
+        item => item,
+    };
+    let signature = json!({"google": {"thought_signature": "abc"}});
+    let call_fields = json!({"extra_content": signature, "function": {"mood": "good", "name": "x"}});
+    for before in [Item::assistant("first", vec![]), said(json!({"reasoning_content": "old"}))] {
+        let answer = own_answer("c1", json!({"reasoning_content": "new"}), call_fields.clone());
+        let items = vec![Item::user("go"), before, answer, result("c1", "one")];
+        let messages = openai_messages(items.clone(), Some(OWN));
+        assert_eq!(messages[1]["content"], "first\n\nso");
+        assert_eq!(messages[1]["reasoning_content"], "new");
+        let call = &messages[1]["tool_calls"][0];
+        assert_eq!(call["extra_content"], signature);
+        assert_eq!(call["function"], json!({"name": "t", "arguments": "{}", "mood": "good"}));
+        let elsewhere = openai_messages(items, None).to_string();
+        assert!(!elsewhere.contains("mood") && !elsewhere.contains("reasoning_content"), "{elsewhere}");
+    }
+}
+
 #[test]
 fn reasoning_goes_back_with_every_call_of_a_server_that_sends_it_and_with_no_other_answer() {
     let thoughts = |text: &str| match own_answer("x", json!({"reasoning_content": text}), json!({})) {

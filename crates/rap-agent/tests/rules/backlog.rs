@@ -164,7 +164,7 @@ fn an_event_child_that_waits_for_long_reports_itself_idle() {
 fn an_event_child_that_failed_reports_itself_idle() {
     check_event_child(
         "
-        failed                     -> failed until 30s; notice the model could not be asked: 503; send to t0: child idle; deliver
+        failed                     -> failed until 30s; notice the model request failed: 503; send to t0: child idle; deliver
         resume                     -> asking 2; ask 2
         answer done:               -> closed; assistant done; notice the thread was closed; send to t0: child closed; notify close; deliver
         ",

@@ -398,7 +398,7 @@ fn an_enqueued_message_does_not_overtake_earlier_ones() {
         "
         said hi                    -> asking 1; user hi; ask 1
         said one, enqueue          -> asking 1; queue user one
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         said two, enqueue          -> asking 2; release 1 UntilIdle; user two; ask 2
         ",
     );

@@ -9,15 +9,15 @@ fn a_failed_thread_retries_although_the_clock_was_set_back() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         clock back 3000s           -> prepared
         due                        -> ignored: NotDue
         clock back 600s            -> prepared
         due                        -> asking 2; ask 2
-        failed                     -> failed until -3570s; notice the model could not be asked: 503
+        failed                     -> failed until -3570s; notice the model request failed: 503
         after 100s                 -> prepared
         due                        -> asking 3; ask 3
-        failed                     -> failed until -3400s; notice the model could not be asked: 503
+        failed                     -> failed until -3400s; notice the model request failed: 503
         ",
     );
 }
@@ -58,7 +58,7 @@ fn a_step_keeps_no_pause_that_the_clock_made_longer() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         clock back 86400s          -> prepared
         notice: hello              -> failed until -82800s; notice hello
         ",

@@ -192,22 +192,22 @@ fn a_failed_turn_is_retried_and_the_user_message_stays() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         due                        -> ignored: NotDue
         after 30s                  -> prepared
         due                        -> asking 2; ask 2
         due                        -> ignored: NotDue
-        failed                     -> failed until 60s; notice the model could not be asked: 503
+        failed                     -> failed until 60s; notice the model request failed: 503
         after 30s                  -> prepared
         due                        -> asking 3; ask 3
         after 60s                  -> prepared
-        failed                     -> failed until 240s; notice the model could not be asked: 503
+        failed                     -> failed until 240s; notice the model request failed: 503
         after 4000s                -> prepared
         due                        -> asking 4; ask 4
-        failed                     -> failed; notice the model could not be asked: 503
+        failed                     -> failed; notice the model request failed: 503
         due                        -> ignored: NotDue
         resume                     -> asking 5; ask 5
-        failed                     -> failed until 4150s; notice the model could not be asked: 503
+        failed                     -> failed until 4150s; notice the model request failed: 503
         ",
     );
 }
@@ -217,14 +217,14 @@ fn a_user_message_restarts_the_retry_period_of_a_failed_thread() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed permanently         -> failed; notice the model could not be asked: 503
+        failed permanently         -> failed; notice the model request failed: 503
         after 4000s                -> prepared
         said try again             -> asking 2; user try again; ask 2
-        failed                     -> failed until 4030s; notice the model could not be asked: 503
+        failed                     -> failed until 4030s; notice the model request failed: 503
         interrupt                  -> idle
         after 4000s                -> prepared
         said and now               -> asking 3; user and now; ask 3
-        failed                     -> failed until 8030s; notice the model could not be asked: 503
+        failed                     -> failed until 8030s; notice the model request failed: 503
         ",
     );
 }
@@ -234,16 +234,16 @@ fn failed_turns_do_not_count_as_turns_without_external_input() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         after 30s                  -> prepared
         due                        -> asking 2; ask 2
-        failed                     -> failed until 60s; notice the model could not be asked: 503
+        failed                     -> failed until 60s; notice the model request failed: 503
         after 30s                  -> prepared
         due                        -> asking 3; ask 3
-        failed                     -> failed until 120s; notice the model could not be asked: 503
+        failed                     -> failed until 120s; notice the model request failed: 503
         after 60s                  -> prepared
         due                        -> asking 4; ask 4
-        failed                     -> failed until 240s; notice the model could not be asked: 503
+        failed                     -> failed until 240s; notice the model request failed: 503
         after 120s                 -> prepared
         due                        -> asking 5; ask 5
         answer: x=refuse           -> asking 6; assistant [x]; x: Error: no such tool; ask 6
@@ -261,7 +261,7 @@ fn input_held_by_a_failed_thread_resets_the_turn_count() {
         answer: s                  -> waiting; assistant [s]; open s; invoke s
         subscribed s: ok           -> asking 2; settle s Subscribed; s: ok; ask 2
         answer: x=refuse           -> asking 3; assistant [x]; x: Error: no such tool; ask 3
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         event s: ding              -> failed until 30s; hold assistant [rap_1 interrupt:s (subscription remains active)]; hold rap_1: ding
         after 30s                  -> prepared
         due                        -> asking 4; release 2 UntilBatchCloses; ask 4

@@ -12,17 +12,17 @@ use crate::notation::{Thread, check, check_event_child, check_with, event_child,
 fn an_event_child_that_failed_retries_and_is_closed_after_a_while() {
     check_event_child(
         "
-        failed permanently         -> failed until 30s; notice the model could not be asked: 503; send to t0: child idle; deliver
+        failed permanently         -> failed until 30s; notice the model request failed: 503; send to t0: child idle; deliver
         due                        -> ignored: NotDue
         after 30s                  -> prepared
         due                        -> asking 2; ask 2
-        failed permanently         -> failed until 60s; notice the model could not be asked: 503
+        failed permanently         -> failed until 60s; notice the model request failed: 503
         after 3569s                -> prepared
         due                        -> asking 3; ask 3
-        failed                     -> failed until 7198s; notice the model could not be asked: 503
+        failed                     -> failed until 7198s; notice the model request failed: 503
         after 3599s                -> prepared
         due                        -> asking 4; ask 4
-        failed                     -> closed; notice the model could not be asked: 503; send to t0: notice an event child of look (s) was closed because its requests to the model failed: 503; notice the thread was closed; send to t0: child closed; notify close; deliver
+        failed                     -> closed; notice the model request failed: 503; send to t0: notice an event child of look (s) was closed because its requests to the model failed: 503; notice the thread was closed; send to t0: child closed; notify close; deliver
         ",
     );
 }
@@ -31,13 +31,13 @@ fn an_event_child_that_failed_retries_and_is_closed_after_a_while() {
 fn an_event_child_whose_retry_succeeds_is_closed_as_usual() {
     check_event_child(
         "
-        failed permanently         -> failed until 30s; notice the model could not be asked: 503; send to t0: child idle; deliver
+        failed permanently         -> failed until 30s; notice the model request failed: 503; send to t0: child idle; deliver
         after 30s                  -> prepared
         due                        -> asking 2; ask 2
         answer: a                  -> waiting; assistant [a]; open a; invoke a
         after 3600s                -> prepared
         returned a: 1              -> asking 3; settle a Returned; a: 1; ask 3
-        failed                     -> failed until 3660s; notice the model could not be asked: 503
+        failed                     -> failed until 3660s; notice the model request failed: 503
         after 30s                  -> prepared
         due                        -> asking 4; ask 4
         answer done:               -> closed; assistant done; notice the thread was closed; send to t0: child closed; notify close; deliver
@@ -51,14 +51,14 @@ fn a_thread_whose_failure_is_final_waits_for_the_user() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed permanently         -> failed; notice the model could not be asked: 503
+        failed permanently         -> failed; notice the model request failed: 503
         after 90000s               -> prepared
         due                        -> ignored: NotDue
         resume                     -> asking 2; ask 2
-        failed                     -> failed until 90030s; notice the model could not be asked: 503
+        failed                     -> failed until 90030s; notice the model request failed: 503
         after 3600s                -> prepared
         due                        -> asking 3; ask 3
-        failed                     -> failed; notice the model could not be asked: 503
+        failed                     -> failed; notice the model request failed: 503
         ",
     );
 }
@@ -69,11 +69,11 @@ fn an_answer_ends_a_series_of_failures() {
     check(
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         after 100s                 -> prepared
         due                        -> asking 2; ask 2
         answer: x=refuse           -> asking 3; assistant [x]; x: Error: no such tool; ask 3
-        failed                     -> failed until 130s; notice the model could not be asked: 503
+        failed                     -> failed until 130s; notice the model request failed: 503
         ",
     );
 }
@@ -84,10 +84,10 @@ fn a_failed_thread_retries_at_least_once_an_hour() {
         Limits { failed_retry_for: Duration::from_secs(24 * 3600), ..small_limits() },
         "
         said hi                    -> asking 1; user hi; ask 1
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         after 7200s                -> prepared
         due                        -> asking 2; ask 2
-        failed                     -> failed until 10800s; notice the model could not be asked: 503
+        failed                     -> failed until 10800s; notice the model request failed: 503
         ",
     );
 }

@@ -60,8 +60,8 @@ fn an_asking_thread_handles_every_input() {
         answer: d=refuse           -> asking 4; assistant [d]; d: Error: no such tool; ask 4
         answer: d=cancel(s)        -> asking 4; assistant [d]; settle s Ended; d: subscription s was cancelled; notify cancel s; ask 4
         answer of 3 late:          -> idle; assistant late
-        failed                     -> failed until 30s; notice the model could not be asked: 503
-        failed permanently         -> failed; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
+        failed permanently         -> failed; notice the model request failed: 503
         unused answer              -> asking 3
         returned r: 1              -> asking 3; settle r Returned; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: 1
         subscribed r: ok           -> asking 3; settle r Subscribed; hold assistant [rap_1 interrupt:r (result of a call that was still running)]; hold rap_1: ok

@@ -71,7 +71,7 @@ fn threads_of_the_first_release_continue() {
     assert_eq!(take(&asleep, timer, 50_000).unwrap().head.turn_in_progress(), Some(4));
 }
 
-/// No user looks after event children, and their parents would wait for them forever.
+/// No user watches event children, and their parents would wait for them forever.
 #[test]
 fn failed_event_children_of_the_first_release_retry() {
     let child = head_of_the_first_release(11);

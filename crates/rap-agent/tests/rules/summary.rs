@@ -139,11 +139,11 @@ fn a_summary_ends_a_series_of_failures() {
         said one                   -> asking 1; user one; ask 1
         answer fine:               -> idle; assistant fine
         said two                   -> asking 2; user two; ask 2
-        failed                     -> failed until 30s; notice the model could not be asked: 503
+        failed                     -> failed until 30s; notice the model request failed: 503
         after 100s                 -> prepared
         due                        -> asking 3; ask 3
         summarised: S              -> asking 4; summary to 1: S; ask 4
-        failed                     -> failed until 130s; notice the model could not be asked: 503
+        failed                     -> failed until 130s; notice the model request failed: 503
         ",
     );
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rap_testkit::http::Response;
+use rap_testkit::poll;
 use rap_testkit::tools::{Call, with};
 use serde_json::{Value, json};
 
@@ -128,9 +129,7 @@ async fn replays(stage: Arc<Stage>) -> Tries {
 }
 
 async fn until_idle(stage: &Stage, thread: &str) {
-    while stage.status(thread).await != "idle" {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    stage.until_status(thread, &["idle"]).await;
 }
 
 /// Opens a subscription.
@@ -193,15 +192,9 @@ async fn bulk(stage: Arc<Stage>) -> Tries {
     tries.add(format!("only {refused} of {REQUESTS} were refused"), REQUESTS - refused > 16);
     drop(open);
     // The URL can be used again.
-    let mut accepted = false;
-    for _ in 0..100 {
-        accepted = accepted || is_accepted(call.url(), &call.result("done")).await;
-        if accepted {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
-    tries.add("the result of the call was refused for good", !accepted);
+    let result = call.result("done");
+    let accepted = poll(Duration::from_secs(5), || is_accepted(call.url(), &result)).await;
+    tries.add("the result of the call was refused for good", accepted.is_none());
     tries
 }
 

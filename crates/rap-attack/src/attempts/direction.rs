@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use rap_protocol::{Origin, UrlPolicy, UrlRules};
 use rap_testkit::peer::Reply;
+use rap_testkit::poll;
 use rap_testkit::tools::{INVOKE, tool};
 use serde_json::json;
 use tokio::net::{TcpListener, TcpStream};
@@ -87,15 +88,13 @@ async fn call_at(stage: &Stage, endpoint: &str) -> String {
 
 /// Waits for a status of a thread. Returns its history, or nothing after a while.
 async fn until(stage: &Stage, thread: &str, status: &str) -> String {
-    for _ in 0..150 {
-        let found = wire::get(&stage.local.at(&format!("/v1/threads/{thread}")), None).await;
-        if found.is_some_and(|found| found.body["status"] == status) {
-            let history = wire::get(&stage.local.at(&format!("/v1/threads/{thread}/history")), None).await;
-            return history.map_or_else(String::new, |history| history.text);
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
+    let url = stage.local.at(&format!("/v1/threads/{thread}"));
+    let has_status = async || wire::get(&url, None).await.is_some_and(|found| found.body["status"] == status);
+    if poll(Duration::from_secs(5), has_status).await.is_none() {
+        return String::new();
     }
-    String::new()
+    let history = wire::get(&format!("{url}/history"), None).await;
+    history.map_or_else(String::new, |history| history.text)
 }
 
 /// Creates the thread that the attacker wants to close. Returns the path that closes it.

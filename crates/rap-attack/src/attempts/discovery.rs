@@ -4,10 +4,12 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rap_testkit::peer::Reply;
-use rap_testkit::tools::DISCOVERY;
+use rap_testkit::poll;
+use rap_testkit::tools::{DISCOVERY, tool};
+use serde_json::json;
 
 use crate::attempt::{Attempt, Tries, attempt};
-use crate::stage::Stage;
+use crate::stage::{REACHED_WITHIN, Stage};
 
 const TOPIC: &str = "discovery";
 
@@ -16,6 +18,7 @@ pub(super) fn all() -> Vec<Attempt> {
         attempt!(TOPIC, "discovery that hangs or drips", "sessions wait for it", hanging),
         attempt!(TOPIC, "discovery that leads elsewhere", "a redirect is followed", redirects),
         attempt!(TOPIC, "discovery that is not a toolset", "it is offered to the model", garbage),
+        attempt!(TOPIC, "another large toolset for each session", "they use much memory", many),
     ]
 }
 
@@ -24,9 +27,7 @@ pub(super) fn all() -> Vec<Attempt> {
 const DELAY: Duration = Duration::from_secs(2);
 
 async fn until_answered(stage: &Stage, thread: &str) {
-    while !["idle", "waiting"].contains(&stage.status(thread).await.as_str()) {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    stage.until_status(thread, &["idle", "waiting"]).await;
 }
 
 /// Returns true if a session was told that its toolset could not be fetched. It has the last valid one then.
@@ -51,9 +52,8 @@ async fn hanging(stage: Arc<Stage>) -> Tries {
 async fn first_answer(stage: &Stage) -> Duration {
     let began = Instant::now();
     let thread = stage.open("call echo {\"text\": \"beside it\"}").await;
-    while !stage.history(&thread).await.contains("echo beside it") {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let has_result = async || stage.history(&thread).await.contains("echo beside it");
+    assert!(poll(REACHED_WITHIN, has_result).await.is_some(), "{thread} gets no result");
     began.elapsed()
 }
 
@@ -93,6 +93,25 @@ async fn garbage(stage: Arc<Stage>) -> Tries {
         let thread = stage.open("call work {}").await;
         until_answered(&stage, &thread).await;
         tries.add(what, !is_refused(&stage, &thread).await);
+    }
+    tries
+}
+
+/// Sends toolsets of 1.5 MB whose values need much more memory, another one to each session. Each alone may be refused.
+async fn many(stage: Arc<Stage>) -> Tries {
+    const TOOLSETS: usize = 8;
+    const TOOLS: usize = 6;
+    let mut tries = Tries::new();
+    for version in 0..TOOLSETS {
+        let tools = (0..TOOLS).map(|number| {
+            let mut tool = tool(&format!("work{number}"));
+            tool["inputSchema"]["examples"] = vec![json!({"a": version}); 30_000].into();
+            tool
+        });
+        stage.hostile.offer(stage.hostile.document("bench", &version.to_string(), tools.collect()));
+        let thread = stage.open("call work0 {}").await;
+        until_answered(&stage, &thread).await;
+        tries.count += 1;
     }
     tries
 }

@@ -1,7 +1,7 @@
 //! Subscriptions that send more events than anybody can handle.
 
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use futures_util::StreamExt;
 use rap_testkit::tools::{Call, with};
@@ -25,9 +25,7 @@ pub(super) fn all() -> Vec<Attempt> {
 async fn subscription(stage: &Stage) -> Call {
     let call = stage.call("watch").await;
     wire::post(call.url(), None, &call.confirmation("watching")).await;
-    while stage.status(call.thread()).await != "idle" {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    stage.until_status(call.thread(), &["idle"]).await;
     call
 }
 
@@ -94,9 +92,7 @@ async fn repeated(stage: Arc<Stage>) -> Tries {
     let event = with(call.inline("an event that is sent often"), json!({"event_id": "same"}));
     send(&call, (0..TIMES).map(|_| event.clone())).await;
     tries.count = TIMES;
-    while stage.status(call.thread()).await != "idle" {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    stage.until_status(call.thread(), &["idle"]).await;
     let history = stage.history(call.thread()).await;
     let results = history.matches("\"content\":\"an event that is sent often\"").count();
     tries.add(format!("it is in the history {results} times"), results > 1);

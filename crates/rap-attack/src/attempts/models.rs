@@ -3,7 +3,9 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use axum::body::Bytes;
 use rap_testkit::peer::Reply;
+use rap_testkit::poll;
 use serde_json::{Value, json};
 
 use crate::attempt::{Attempt, Tries, attempt};
@@ -18,18 +20,16 @@ pub(super) fn all() -> Vec<Attempt> {
     vec![
         attempt!(TOPIC, "hostile calls of a model", "a call that is not permitted is sent", calls),
         attempt!(TOPIC, "hostile answer of a model", "it is read without a bound", answers),
+        attempt!(TOPIC, "large answers that never end", "together they use much memory", unfinished),
     ]
 }
 
 /// Opens a thread of the hostile model and waits until it is not asked any more.
 async fn ask(stage: &Stage) -> String {
     let thread = stage.open_with(json!({"agent": "model", "message": "go"})).await;
-    for _ in 0..200 {
-        if !["running", ""].contains(&stage.status(&thread).await.as_str()) {
-            break;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    // An answer without end may keep it running; the attempt goes on then.
+    let has_ended = async || !["running", ""].contains(&stage.status(&thread).await.as_str());
+    let _ended = poll(Duration::from_secs(5), has_ended).await;
     thread
 }
 
@@ -99,5 +99,24 @@ async fn answers(stage: Arc<Stage>) -> Tries {
         close(&stage, &thread).await;
     }
     tries.add("a redirect of the model was followed", stage.elsewhere.count("/model") > 0);
+    tries
+}
+
+/// Begins answers of 15 MB each, and never ends them. Each alone is allowed.
+async fn unfinished(stage: Arc<Stage>) -> Tries {
+    const ANSWERS: usize = 48;
+    let mut tries = Tries::new();
+    let delta = json!({"choices": [{"index": 0, "delta": {"content": "x".repeat(1_000_000)}, "finish_reason": null}]});
+    let begun = Bytes::from(format!("data: {delta}\n\n").repeat(15));
+    let mut threads = Vec::new();
+    for _ in 0..ANSWERS {
+        stage.model.answer(Reply::Begin(begun.clone()));
+        threads.push(stage.open_with(json!({"agent": "model", "message": "go"})).await);
+        tries.count += 1;
+    }
+    tokio::time::sleep(Duration::from_secs(3)).await;
+    for thread in &threads {
+        close(&stage, thread).await;
+    }
     tries
 }

@@ -1,7 +1,6 @@
 //! Texts of tools and models that deceive the person who reads them.
 
 use std::sync::Arc;
-use std::time::Duration;
 
 use rap_testkit::programs;
 use rap_testkit::tools::{tool, with};
@@ -71,9 +70,7 @@ async fn shown(stage: &Stage, text: &str) -> Vec<(String, String)> {
     let mut seen = run_all(stage, &commands).await;
     let display = json!([{"type": "text", "content": text}]);
     wire::post(call.url(), None, &with(call.result(text), json!({"display_as": display}))).await;
-    while stage.status(&thread).await != "idle" {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    stage.until_status(&thread, &["idle"]).await;
     let titled = json!({"id": format!("titled-{thread}"), "title": text, "user_id": "someone"});
     wire::post(&stage.rap.at("/v1/threads"), Some(ATTACKER), &titled).await;
     commands = vec![
@@ -139,9 +136,7 @@ async fn approval(stage: Arc<Stage>) -> Tries {
     arguments.insert("target".into(), json!("the production database"));
     let message = format!("call work {}", Value::Object(arguments.clone()));
     let thread = stage.open(&message).await;
-    while stage.status(&thread).await != "needs_you" {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    stage.until_status(&thread, &["needs_you"]).await;
     let inbox = wire::get(&stage.rap.at("/v1/inbox"), Some(ATTACKER)).await.expect("an inbox").body;
     let items = inbox["items"].as_array().cloned().unwrap_or_default();
     let item = items.into_iter().find(|item| item["thread_id"] == thread.as_str()).unwrap_or_default();

@@ -1,17 +1,17 @@
 //! The tools that ship with rap: what `fetch` may reach, and which webhooks are forwarded.
 
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::SystemTime;
 
 use futures_util::StreamExt;
 use rap_testkit::peer::Reply;
-use rap_testkit::{Rap, Setup};
+use rap_testkit::{Rap, Setup, poll};
 use serde_json::{Value, json};
 use sha2::{Digest, Sha256};
 
 use super::direction::{add_hits, metadata_hosts, own_names, traps};
 use crate::attempt::{Attempt, Tries, attempt};
-use crate::stage::Stage;
+use crate::stage::{REACHED_WITHIN, Stage};
 use crate::wire;
 
 const SSRF: &str = "ssrf";
@@ -39,9 +39,7 @@ async fn start(setup: Setup) -> Rap {
 /// Lets a model call a tool in a new thread. Returns the thread and its history when the thread is idle.
 async fn call(rap: &Rap, tool: &str, arguments: &Value) -> (String, String) {
     let thread = rap.open(&format!("call {tool} {arguments}")).await;
-    while rap.thread(&thread).await["status"] != "idle" {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    rap.until_idle(&thread).await;
     let history = rap.get(&format!("/v1/threads/{thread}/history")).await.text;
     (thread, history)
 }
@@ -164,9 +162,8 @@ async fn webhooks(stage: Arc<Stage>) -> Tries {
     let last = json!({"after": "the last one"}).to_string();
     let signature = format!("sha256={}", hmac(SECRET, &last));
     send(&url, &[recorded[0], recorded[1], ("x-hub-signature-256", signature.as_str())], &last).await;
-    while !has_event(&rap, &github, "the last one").await {
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let arrived = poll(REACHED_WITHIN, || has_event(&rap, &github, "the last one")).await;
+    assert!(arrived.is_some(), "the last webhook did not become an event");
     for (thread, expected) in [(github, 2), (stripe, 0)] {
         let events = rap.children(&thread).await.len();
         tries.add(format!("{events} events instead of {expected}"), events != expected);

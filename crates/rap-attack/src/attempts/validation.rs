@@ -1,13 +1,13 @@
 //! Toolsets and arguments that are expensive to check.
 
 use std::sync::Arc;
-use std::time::Duration;
 
+use rap_testkit::poll;
 use rap_testkit::tools::{tool, with};
 use serde_json::{Value, json};
 
 use crate::attempt::{Attempt, Tries, attempt};
-use crate::stage::{ATTACKER, Stage, TOOL};
+use crate::stage::{ATTACKER, REACHED_WITHIN, Stage, TOOL};
 use crate::wire;
 
 const TOPIC: &str = "validation";
@@ -31,13 +31,9 @@ pub(super) fn all() -> Vec<Attempt> {
 
 /// Waits until the call of a thread was sent or refused. Returns its history.
 async fn outcome(stage: &Stage, thread: &str) -> String {
-    loop {
-        let status = stage.status(thread).await;
-        if !["running", ""].contains(&status.as_str()) {
-            return stage.history(thread).await;
-        }
-        tokio::time::sleep(Duration::from_millis(20)).await;
-    }
+    let has_answer = async || !["running", ""].contains(&stage.status(thread).await.as_str());
+    assert!(poll(REACHED_WITHIN, has_answer).await.is_some(), "the model of {thread} does not answer");
+    stage.history(thread).await
 }
 
 /// A schema whose references double at each level.

@@ -1,7 +1,7 @@
 //! `rap bench`: measures this machine with and without `rap`, in one run.
 //!
-//! Every part is a process of its own: the runtime, a tool, a tool server, and a router without a handler. Nothing leaves the
-//! machine.
+//! Every part is a process of its own: the runtime, a tool, a tool server, and a router without a handler. Nothing
+//! leaves the machine.
 
 mod plot;
 mod report;

@@ -12,7 +12,8 @@ use crate::time_format::{self, short_duration};
 /// Subcommands of `rap calls`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the open calls of all threads. The rows are sorted by age; with --limit, there may be older calls.
+    /// List the open calls of all threads, sorted by age. If there are more than --limit calls, older ones may be missing;
+    /// use --all.
     Ls(Listing),
     /// Cancel an open call. Its tool server is notified, and the agent sees the result `interrupted`.
     #[command(after_help = "Example: rap calls cancel t019 3")]

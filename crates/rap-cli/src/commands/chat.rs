@@ -54,8 +54,8 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(2);
 #[derive(Args)]
 #[command(
     after_help = "A question that the agent or a tool asks stays open, and on the screen, until it is answered. The next line \
-                        answers it if it is y or n (for an approval), the number of a choice or its text. A number or a y \
-                        that is none of the choices is not sent at all. Every other line is a message to the agent, after \
+                        answers it if it is y or n (for an approval), the number of a choice or its text. A number, y or n \
+                        that matches no choice is rejected and not sent. Every other line is a message to the agent, after \
                         which the question is still open. /help lists the commands of a chat, such as /image FILE, /usage \
                         and /say TEXT.\n\n\
                         If stdin is not a terminal, one line at a time is read: as the next message when the agent is idle, or as the \

@@ -40,7 +40,7 @@ pub enum Command {
 }
 
 /// Returns an outcome as shown to people.
-fn word(outcome: DeliveryOutcome) -> &'static str {
+fn outcome_label(outcome: DeliveryOutcome) -> &'static str {
     match outcome {
         DeliveryOutcome::GivenUp => "given up",
         other => other.as_str(),
@@ -88,8 +88,8 @@ fn list(deliveries: &[Delivery]) -> anyhow::Result<()> {
         let Delivery { id, thread_id, call_id, outcome, attempts, detail, .. } = delivery;
         let [thread, call] = [thread_id, call_id].map(|id| id.clone().unwrap_or_default());
         let (attempts, last) = (attempts.to_string(), time_format::relative(delivery.last_at, now));
-        let word = word(*outcome).to_owned();
-        table.row([id.clone(), label(delivery), word, attempts, last, thread, call, detail.clone()]);
+        let shown = outcome_label(*outcome).to_owned();
+        table.row([id.clone(), label(delivery), shown, attempts, last, thread, call, detail.clone()]);
         match outcome {
             DeliveryOutcome::Retrying => table.style(2, YELLOW),
             DeliveryOutcome::Delivered => table.style(2, GREEN),
@@ -113,7 +113,7 @@ fn show(delivery: &Delivery) -> anyhow::Result<()> {
     let mut text = format!(
         "{id}: {}{to}{about}\n  {}; {attempts}, first {}, last {}\n",
         label(delivery),
-        word(*outcome),
+        outcome_label(*outcome),
         time_format::relative(delivery.first_at, now),
         time_format::relative(delivery.last_at, now),
     );

@@ -87,12 +87,7 @@ async fn run_sections(directory: &Path) -> anyhow::Result<Driver> {
         BOLD,
         &format!("listening on {url}, process {process}, with an empty database"),
     )?;
-    print_line(
-        began,
-        "page",
-        BOLD,
-        &format!("{url}/ shows it in a browser; --stay keeps it after the demo"),
-    )?;
+    print_line(began, "web", BOLD, &format!("{url}/ shows it in a browser; --stay keeps it after the demo"))?;
     print_line(began, "tools", BOLD, "two servers: an oven, which is slow, and a doorbell")?;
     let mut driver = Driver::start(began, runtime, tools).await?;
     sections::run_all(&mut driver).await?;

@@ -6,7 +6,7 @@ use std::time::Instant;
 use rap_agent::{Arguments, CallEntry, Entry, Item};
 use rap_api::Cost;
 use rap_protocol::{Body, CallId, Content, Image, InputSchema, Timestamp, visible};
-use rap_runtime::model::{Model, ModelAnswer, ModelRequest, OfferedTool, Spent, Usage};
+use rap_runtime::model::{AnswerMemory, Model, ModelAnswer, ModelRequest, OfferedTool, Spent, Usage};
 use serde_json::{Map, json};
 
 use super::print;
@@ -47,8 +47,8 @@ pub async fn check(config: Config) -> anyhow::Result<()> {
     }
 }
 
-/// Checks one model. Returns true if it answers, calls a tool and, unless it is configured not to, accepts images. A model that
-/// gives no answer is not asked again.
+/// Checks one model. Returns true if it answers, calls a tool and, unless it is configured not to, accepts images. A
+/// model that gives no answer is not asked again.
 async fn check_model(settings: &config::Model, config: &Config) -> anyhow::Result<bool> {
     let model = serve::model(settings.clone(), &config.limits)?;
     print(&format!("{} at {}\n", model_name(settings), model.destination()))?;
@@ -165,6 +165,7 @@ fn request(items: Vec<Item>, tools: &[OfferedTool], images: bool) -> ModelReques
         turn: 1,
         images,
         spent: Spent::default(),
+        memory: AnswerMemory::default(),
     }
 }
 

@@ -8,8 +8,9 @@ use std::time::Duration;
 use anyhow::{Context, anyhow};
 use clap::Args;
 use rap_api::Migrate as Request;
+use rap_protocol::visible;
 use rap_runtime::Settings;
-use rap_runtime::transfer::{self, Imported, OpenCalls};
+use rap_runtime::transfer::{self, Exported, Imported, OpenCalls};
 
 use super::{Connection, Token, WrongUsage, print, with_suggestion};
 
@@ -69,18 +70,24 @@ pub struct Migrate {
 /// Runs `rap export`.
 pub async fn export(arguments: Export, settings: &Settings) -> anyhow::Result<()> {
     let session = arguments.session.as_deref();
-    let sessions = match &arguments.output {
+    let Exported { sessions, damaged } = match &arguments.output {
         None => transfer::export(settings, session, &mut BufWriter::new(io::stdout())).await?,
         Some(path) => export_to(path, settings, session).await?,
     };
     if sessions != 1 || arguments.all {
         eprintln!("exported {sessions} sessions");
     }
+    for (session, why) in &damaged {
+        eprintln!("left out session {session}, which is damaged: {}", visible::text(why));
+    }
+    if !damaged.is_empty() {
+        eprintln!("`rap doctor` says what can be done about damaged sessions");
+    }
     Ok(())
 }
 
 /// Writes to a file beside the given one first, so that the given one is complete when it appears.
-async fn export_to(path: &Path, settings: &Settings, session: Option<&str>) -> anyhow::Result<u64> {
+async fn export_to(path: &Path, settings: &Settings, session: Option<&str>) -> anyhow::Result<Exported> {
     if path.exists() {
         return Err(WrongUsage(format!("{} exists; name another file", path.display())).into());
     }
@@ -91,12 +98,12 @@ async fn export_to(path: &Path, settings: &Settings, session: Option<&str>) -> a
     if exported.is_err() && draft.exists() {
         fs::remove_file(&draft).with_context(|| format!("cannot remove {}", draft.display()))?;
     }
-    let sessions = exported?;
+    let exported = exported?;
     fs::rename(&draft, path).with_context(|| format!("cannot write {}", path.display()))?;
-    Ok(sessions)
+    Ok(exported)
 }
 
-async fn write_draft(draft: &Path, settings: &Settings, session: Option<&str>) -> anyhow::Result<u64> {
+async fn write_draft(draft: &Path, settings: &Settings, session: Option<&str>) -> anyhow::Result<Exported> {
     let mut options = OpenOptions::new();
     options.write(true).create(true).truncate(true);
     // It contains whole conversations.
@@ -104,10 +111,10 @@ async fn write_draft(draft: &Path, settings: &Settings, session: Option<&str>) -
     std::os::unix::fs::OpenOptionsExt::mode(&mut options, 0o600);
     let file = options.open(draft).with_context(|| format!("cannot write {}", draft.display()))?;
     let mut out = BufWriter::new(file);
-    let sessions = transfer::export(settings, session, &mut out).await?;
+    let exported = transfer::export(settings, session, &mut out).await?;
     out.flush()?;
     out.get_ref().sync_all()?;
-    Ok(sessions)
+    Ok(exported)
 }
 
 /// Runs `rap import`.
@@ -154,6 +161,13 @@ pub async fn migrate(arguments: Migrate) -> anyhow::Result<()> {
         match state.state.as_str() {
             "moving" => tokio::time::sleep(POLL_EVERY).await,
             "moved" => return Ok(print(&format!("moved session {session} to {to}\n"))?),
+            "lost" => {
+                let why = state.why.unwrap_or_default();
+                return Err(anyhow!(
+                    "session {session} was sent to {to}, which does not confirm that it has it: {why}. Its records stay \
+                     here, out of use; `rap migrate` takes it back if no other runtime has it, and moves it again"
+                ));
+            }
             _ => {
                 let why = state.why.unwrap_or_default();
                 return Err(anyhow!("session {session} was not moved and continues here: {why}"));

@@ -26,7 +26,7 @@ fn show(nodes: &[Node]) -> anyhow::Result<()> {
         return Ok(print("no nodes\n")?);
     }
     let now = Time::now();
-    let mut table = Table::new(["ID", "URL", "STARTED", "SEEN", "ASKING", "INVOKING"]);
+    let mut table = Table::new(["ID", "URL", "STARTED", "LAST SEEN", "MODEL REQUESTS", "INVOCATIONS"]);
     for Node { id, url, started_at, seen_at, asking, invoking } in nodes {
         table.row([
             id.clone(),

@@ -35,7 +35,8 @@ const TIMERS_REQUESTED: usize = 1000;
 /// Subcommands of `rap threads`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List threads: open ones first, then the newest first. Closed children are listed only with --all.
+    /// List threads: open threads first, and in each group the newest first. Closed children are listed only with
+    /// --all.
     #[command(after_help = "Example: rap threads ls --status needs-you")]
     Ls {
         /// Only threads with this status.
@@ -113,7 +114,8 @@ pub enum Command {
         /// Id of the thread.
         thread: String,
     },
-    /// Delete a closed session: a root thread, its descendants and everything that belongs to them. Forks keep their history.
+    /// Delete a closed session: a root thread, its descendants and everything that belongs to them. Forks keep their
+    /// history.
     Delete {
         /// Id of the root thread.
         thread: String,
@@ -199,14 +201,18 @@ pub async fn run(command: Command, connection: Connection) -> anyhow::Result<()>
             send(&client, &thread, &text_or_stdin(text)?, on_busy, wait.limit()).await
         }
         Command::Interrupt { thread } => {
-            report(&client, &thread, client.interrupt(&thread).await, "interrupted").await
+            report(&client, &thread, client.interrupt(&thread).await, "interrupted thread").await
         }
-        Command::Close { thread } => report(&client, &thread, client.close(&thread).await, "closed").await,
+        Command::Close { thread } => {
+            report(&client, &thread, client.close(&thread).await, "closed thread").await
+        }
         Command::Delete { thread } => {
-            report(&client, &thread, client.delete_session(&thread).await, "deleted").await
+            report(&client, &thread, client.delete_session(&thread).await, "deleted session").await
         }
         Command::Fork { thread, at, output } => fork(&client, &thread, at, output).await,
-        Command::Resume { thread } => report(&client, &thread, client.resume(&thread).await, "resumed").await,
+        Command::Resume { thread } => {
+            report(&client, &thread, client.resume(&thread).await, "resumed thread").await
+        }
     }
 }
 
@@ -292,7 +298,7 @@ fn list(threads: &[Thread]) -> anyhow::Result<()> {
     for thread in threads {
         let title = thread.title.clone().unwrap_or_default();
         let updated = time_format::relative(thread.updated_at, now);
-        let status = status_text::word(thread.status).to_owned();
+        let status = status_text::label(thread.status).to_owned();
         let (id, agent) = (thread.id.clone(), thread.agent.clone());
         table.row([id, status, agent, updated, title, status_text::waiting_for(thread, now)]);
         match thread.status {
@@ -397,5 +403,5 @@ async fn send(
 
 async fn report(client: &Client, id: &str, outcome: Result<Done, Error>, done: &str) -> anyhow::Result<()> {
     with_suggestion(client, id, outcome).await?;
-    Ok(print(&format!("{done} thread {id}\n"))?)
+    Ok(print(&format!("{done} {id}\n"))?)
 }

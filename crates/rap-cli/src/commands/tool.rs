@@ -18,6 +18,9 @@ const SECRET_VARIABLE: &str = "RAP_WEBHOOK_SECRET_";
 const MCP_SERVERS_VARIABLE: &str = "RAP_MCP_SERVERS";
 /// Maximum size of that variable, in bytes. Linux allows 128 KiB.
 const MCP_SERVERS_BYTES: usize = 120 * 1024;
+/// Environment variable of the allocator that keeps it from asking for huge pages. Each MCP server has threads with a little
+/// memory of their own, and would take several times as much in huge pages.
+const NO_HUGE_PAGES: (&str, &str) = ("MIMALLOC_ALLOW_THP", "0");
 /// Environment variable of a tool server with the URL to which browsers are sent after a sign-in.
 pub(crate) const CONSENT_VARIABLE: &str = "RAP_TOOL_CONSENT_URL";
 
@@ -26,8 +29,8 @@ pub(crate) const CONSENT_VARIABLE: &str = "RAP_TOOL_CONSENT_URL";
 pub enum Command {
     /// Start a tool server: shell, files, http, timer or webhook.
     #[command(
-        after_help = "The address that it listens on is set with PORT, its data directory with RAP_TOOL_DATA, \
-                            and the token of its callers with RAP_TOOL_BEARER."
+        after_help = "PORT overrides the port of --listen. RAP_TOOL_DATA sets the data directory, and RAP_TOOL_BEARER \
+                      the token that callers must send."
     )]
     Run(Box<Run>),
     /// Connect to MCP servers and offer their tools. `rap serve` starts this for the `[[mcp_server]]` tables.
@@ -86,15 +89,22 @@ fn own_program() -> String {
     std::env::current_exe().map_or_else(|_| "rap".to_owned(), |path| path.to_string_lossy().into_owned())
 }
 
-/// Returns the command line and the environment variable that start the bridge to MCP servers.
-pub(crate) fn mcp_launch(servers: &[McpServer]) -> anyhow::Result<(Vec<String>, (String, String))> {
+/// Command line of the bridge to MCP servers, and its environment variables.
+pub(crate) struct McpLaunch {
+    pub(crate) command: Vec<String>,
+    pub(crate) variables: [(String, String); 2],
+}
+
+/// Returns how to start the bridge to MCP servers.
+pub(crate) fn mcp_launch(servers: &[McpServer]) -> anyhow::Result<McpLaunch> {
     let servers: Vec<mcp::McpServer> = servers.iter().map(to_mcp).collect();
     let text = serde_json::to_string(&servers)?;
     if text.len() > MCP_SERVERS_BYTES {
         bail!("the [[mcp_server]] tables have more than {MCP_SERVERS_BYTES} bytes together; shorten them");
     }
     let command = vec![own_program(), "tool".to_owned(), "mcp".to_owned()];
-    Ok((command, (MCP_SERVERS_VARIABLE.to_owned(), text)))
+    let no_huge_pages = (NO_HUGE_PAGES.0.to_owned(), NO_HUGE_PAGES.1.to_owned());
+    Ok(McpLaunch { command, variables: [(MCP_SERVERS_VARIABLE.to_owned(), text), no_huge_pages] })
 }
 
 fn to_mcp(server: &McpServer) -> mcp::McpServer {
@@ -122,7 +132,7 @@ async fn run_mcp(environment: &Environment) -> anyhow::Result<()> {
     rap_tool::embedded::log_to_stderr();
     let servers = environment.get(MCP_SERVERS_VARIABLE).context("only `rap serve` starts this")?;
     let data = environment.get("RAP_TOOL_DATA").map_or_else(|| PathBuf::from("rap-data/mcp"), PathBuf::from);
-    let is_own = |name: &String| name.starts_with("RAP_") || name == "PORT";
+    let is_own = |name: &String| name.starts_with("RAP_") || name == "PORT" || name == NO_HUGE_PAGES.0;
     let inherited = environment.iter().filter(|(name, _)| !is_own(name));
     let options = mcp::Options {
         servers: serde_json::from_str(servers).context("the MCP servers cannot be read")?,

@@ -14,7 +14,7 @@ const DESCRIPTION: usize = 80;
 /// Subcommands of `rap tools`.
 #[derive(Subcommand)]
 pub enum Command {
-    /// List the tools of all tool servers, one in a line, and the servers that fail, with their errors.
+    /// List the tools of all tool servers, one per line, and the servers that fail, with their errors.
     Ls {
         /// Show whole descriptions and the schemas of the arguments.
         #[arg(long)]
@@ -68,14 +68,14 @@ fn problems(server: &ToolServer) -> Vec<String> {
     problems
 }
 
-/// Describes the last failure: `failing, 3 s ago: answered 503; next attempt in 4 s`.
+/// Describes the last failure: `failed 3 s ago: answered 503; next attempt in 4 s`.
 fn failing(health: &ServerHealth) -> String {
     let now = Time::now();
     let at =
-        health.last_failure_at.map(|at| format!(", {}", time_format::relative(at, now))).unwrap_or_default();
+        health.last_failure_at.map(|at| format!(" {}", time_format::relative(at, now))).unwrap_or_default();
     let why = health.last_failure.as_deref().unwrap_or("the reason is unknown");
     let next = health.next_attempt_at.map(|at| format!("; next attempt {}", time_format::relative(at, now)));
-    format!("failing{at}: {why}{}", next.unwrap_or_default())
+    format!("failed{at}: {why}{}", next.unwrap_or_default())
 }
 
 /// Lists each tool in one line, with the URL of its server and the beginning of its description.

@@ -1,7 +1,7 @@
 //! `rap top`: a live overview of a runtime in the terminal.
 //!
-//! The screen is left, and the modes of the terminal are restored, however the command ends: by a key, a signal, an error or a
-//! panic.
+//! The screen is left, and the modes of the terminal are restored, however the command ends: by a key, a signal, an
+//! error or a panic.
 
 mod draw;
 mod snapshot;

@@ -148,8 +148,9 @@ fn model_by_name(setting: &Setting, common: &Model) -> Result<Model, Problem> {
         ));
     }
     if model.options.name != name {
-        // The configured prices are those of the other model.
+        // The configured prices and window are those of the other model.
         model.options.prices = None;
+        model.window.tokens = None;
     }
     model.options.name = name;
     Ok(model)

@@ -63,8 +63,8 @@ fn require(section: &mut Section<'_>, location: &Location, kind: Kind) {
     }
 }
 
-/// Refuses the settings of a model on a server without its provider: the default one, which needs no server, would ignore them.
-/// Other software may set variables with such names.
+/// Refuses the settings of a model on a server without its provider: the default one, which needs no server, would
+/// ignore them. Other software may set variables with such names.
 fn require_provider(section: &mut Section<'_>) {
     let given = ["name", "base_url", "api_key"].into_iter().filter_map(|key| section.location_of(key));
     let given = given.into_iter().find(|location| !matches!(location, Location::Variable(_)));

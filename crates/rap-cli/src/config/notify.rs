@@ -2,7 +2,7 @@
 
 use rap_agent::Attention;
 use rap_protocol::EndpointUrl;
-use rap_runtime::Notify;
+use rap_runtime::AlertDestination;
 use url::Url;
 
 use super::document::{Setting, Table};
@@ -21,8 +21,8 @@ pub(super) fn read_notify(
     tables: Vec<(Location, Table)>,
     diagnostics: &mut Diagnostics,
     resolver: &Resolver<'_>,
-) -> Vec<Notify> {
-    let mut read: Vec<(Location, Notify)> = Vec::new();
+) -> Vec<AlertDestination> {
+    let mut read: Vec<(Location, AlertDestination)> = Vec::new();
     for (number, (begin, table)) in tables.into_iter().enumerate() {
         let at = location_in(&table, "url", begin);
         let notify = read_in("notify", table, diagnostics, |section| {
@@ -43,7 +43,7 @@ pub(super) fn read_notify(
             let mut on = on.unwrap_or_else(|| Attention::ALL.to_vec());
             on.sort_unstable();
             on.dedup();
-            let notify = Notify { url: url?, keys: keys?, on };
+            let notify = AlertDestination { url: url?, keys: keys?, on };
             if let Some((other, _)) = read.iter().find(|(_, other)| other.url == notify.url) {
                 section.refuse("url", at.clone(), Problem::Repeated(other.clone()));
             }

@@ -6,7 +6,7 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
-use rap_io::watched::SecretSource;
+use rap_io::reloading::SecretSource;
 use rap_protocol::Secret;
 
 use super::Environment;

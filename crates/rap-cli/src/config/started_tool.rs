@@ -1,5 +1,6 @@
 //! Reads the `[[tool_server]]` tables of servers that `rap serve` starts: a command, or a server that ships with rap.
 
+use rap_io::secret_box::Key;
 use rap_protocol::Secret;
 use sha2::{Digest, Sha256};
 
@@ -22,6 +23,12 @@ pub(super) fn read_started(
     let run = section.read("run", shipped);
     let name = section.read("name", name);
     let bearer = section.read("bearer", |setting| resolver.secret(setting));
+    let migration_key = section.read("migration_key", |setting| {
+        let key = resolver.secret(setting)?;
+        let expected = "64 hexadecimal digits or the base64 of 32 bytes, or env:NAME, or file:PATH";
+        Key::parse(key.expose()).map_err(|_| Problem::Expected(expected))?;
+        Ok(key)
+    });
     let options = read_options(section, run.as_deref(), resolver);
     // A server that ships with rap has nothing to wait for.
     let start_timeout = match command {
@@ -38,7 +45,8 @@ pub(super) fn read_started(
         (None, None) => return None,
     };
     let start_timeout = start_timeout.unwrap_or(START_WITHIN);
-    Some(ToolSource::Start { name, program, bearer, start_timeout })
+    let program = Box::new(program);
+    Some(ToolSource::Start { name, program, bearer, start_timeout, migration_key })
 }
 
 /// Reads the options of the server that ships with rap. Those of another one are unknown keys.

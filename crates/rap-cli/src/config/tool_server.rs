@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use rap_agent::Valid;
 use rap_io::credentials::{Authorization, Credentials};
 use rap_io::oauth::OauthClient;
+use rap_io::reloading::SecretSource;
 use rap_io::sigv4::AccessKey;
 use rap_io::tls::{ClientCertificates, ClientTls, ServerTls};
-use rap_io::watched::SecretSource;
 use rap_io::webhook::SigningKeys;
 use rap_runtime::CallbackAuth;
 

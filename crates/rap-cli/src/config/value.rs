@@ -177,11 +177,13 @@ pub(super) fn write_size(bytes: u64) -> String {
     }
 }
 
-/// Formats a duration as [`duration`] parses it, in the largest unit of which it has at least two: `60s`, `24h`, `7d`.
+/// Formats a duration as [`duration`] parses it, in the largest unit of which it has at least two, or in seconds: `1s`,
+/// `60s`, `24h`, `7d`.
 pub(super) fn write_duration(duration: Duration) -> String {
     let milliseconds = duration.as_millis();
     let units = [(86_400_000, "d"), (3_600_000, "h"), (60_000, "m"), (1_000, "s")];
-    let fits = |unit: u128| milliseconds.is_multiple_of(unit) && milliseconds / unit >= 2;
+    let least = |unit: u128| if unit == 1_000 { 1 } else { 2 };
+    let fits = |unit: u128| milliseconds.is_multiple_of(unit) && milliseconds / unit >= least(unit);
     match units.into_iter().find(|(unit, _)| fits(*unit)) {
         Some((unit, name)) => format!("{}{name}", milliseconds / unit),
         None => format!("{milliseconds}ms"),
@@ -256,7 +258,7 @@ mod tests {
 
     #[test]
     fn durations_are_written_as_they_are_read() {
-        for text in ["0ms", "999ms", "1500ms", "5s", "60s", "90s", "2m", "10m", "24h", "7d"] {
+        for text in ["0ms", "999ms", "1500ms", "1s", "5s", "60s", "90s", "2m", "10m", "24h", "7d"] {
             assert_eq!(write_duration(parse_duration(text).unwrap()), text);
         }
     }

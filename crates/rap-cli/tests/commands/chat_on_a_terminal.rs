@@ -4,16 +4,16 @@ use std::process::Command;
 
 use rap_testkit::Setup;
 
-use crate::model::ModelServer;
 use crate::support::{Running, Runtime, plain};
+use rap_testkit::manual_model::ManualModel;
 
 fn agent_says(screen: &str, text: &str) -> bool {
     screen.contains(&format!("agent   {text}"))
 }
 
 /// Starts a chat with a model whose answers the test sends in pieces.
-fn with_a_model() -> (Runtime, ModelServer, Running) {
-    let model = ModelServer::start();
+fn with_a_model() -> (Runtime, ManualModel, Running) {
+    let model = ManualModel::start();
     let runtime = Runtime::with(Setup::new().model(&model.lines()));
     let mut chat = Running::on_a_terminal(runtime.command(&["chat"]), 80);
     chat.expect("> ");
@@ -51,7 +51,7 @@ fn a_dropped_answer_is_removed_from_the_screen() {
     answer.say("It is the wro");
     chat.until_screen("the first attempt", |screen| agent_says(screen, "It is the wro\n"));
     answer.break_off();
-    chat.until_screen("its end", |screen| screen.contains("the model could not be asked"));
+    chat.until_screen("its end", |screen| screen.contains("the model request failed"));
     assert!(!chat.screen().contains("wro"), "{}", chat.screen());
     let mut answer = model.next_answer();
     answer.say("It is the ri");
@@ -132,10 +132,12 @@ fn the_duration_of_an_open_call_is_updated_in_place() {
     chat.until_screen("no row of it", |screen| shown_duration(screen).is_none());
     chat.type_in("call sleep {\"seconds\": 1000}\r");
     chat.until_screen("it sleeps", |screen| {
-        screen.contains("… sleeping (") && screen.contains("; wakes in 16 min")
+        screen.contains("… asleep for the last ") && screen.contains("; wakes in 16 min")
     });
     chat.type_in("half a li");
-    chat.until_screen("both", |screen| screen.contains("… sleeping (") && screen.ends_with("\n> half a li"));
+    chat.until_screen("both", |screen| {
+        screen.contains("… asleep for the last ") && screen.ends_with("\n> half a li")
+    });
 }
 
 #[test]

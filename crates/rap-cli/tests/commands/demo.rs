@@ -16,6 +16,30 @@ fn address(output: &str) -> String {
     rest.split(',').next().unwrap().to_owned()
 }
 
+/// Words of a text in alphabetical order. Numbers, ids and addresses are replaced, and units of numbers are left out.
+fn words(text: &str) -> Vec<&str> {
+    let has_digit = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
+    let is_unit = |word: &&str| ["s", "ms", "µs", "bytes", "kB", "MB"].contains(word);
+    let words = text.split_whitespace().filter(|word| !is_unit(word));
+    let mut words: Vec<&str> = words.map(|word| if has_digit(&word) { "#" } else { word }).collect();
+    words.sort_unstable();
+    words
+}
+
+/// Checks that the picture in the README shows the beginning of this output.
+fn is_shown_by_the_picture(output: &str) {
+    let root = Path::new(env!("CARGO_MANIFEST_DIR")).join("../..");
+    let picture = std::fs::read_to_string(root.join("docs/demo.svg")).unwrap();
+    let texts = picture.split("<text ").skip(1).map(|text| {
+        let (_, text) = text.split_once('>').unwrap();
+        text.split_once("</text>").unwrap().0
+    });
+    let picture = texts.collect::<Vec<_>>().join(" ");
+    let picture = picture.replace("&lt;", "<").replace("&gt;", ">").replace("&amp;", "&");
+    let (shown, _) = output.split_once("\n4. ").unwrap();
+    assert_eq!(words(&picture), words(shown), "write docs/demo.svg again: cargo xtask picture");
+}
+
 fn nothing_is_left(output: &str, temporary: &Path) {
     assert_eq!(std::fs::read_dir(temporary).unwrap().count(), 0);
     let address = address(output);
@@ -74,6 +98,7 @@ fn the_demo_runs_to_its_end() {
         rest = after;
     }
     assert!(!output.out.contains('\x1b'));
+    is_shown_by_the_picture(&output.out);
     nothing_is_left(&output.out, temporary.path());
 }
 

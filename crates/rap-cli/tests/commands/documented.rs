@@ -390,7 +390,7 @@ fn every_configuration_in_the_guide_is_valid() {
     }
 }
 
-/// Formats the settings of `rap init` as a table.
+/// Formats the settings of `rap init` as a table. A setting that occurs in two examples is listed once.
 fn settings() -> String {
     let mut table = "| setting | default | meaning |\n|---|---|---|\n".to_owned();
     let (mut section, mut meaning, mut described) = (String::new(), Vec::new(), false);
@@ -404,7 +404,10 @@ fn settings() -> String {
         } else if let Some((key, value)) = setting.split_once(" = ").filter(|_| is_setting) {
             let default =
                 if example.is_some() { format!("none; for example `{value}`") } else { format!("`{value}`") };
-            table.push_str(&format!("| `{section}.{key}` | {default} | {} |\n", meaning.join(" ")));
+            let name = format!("| `{section}.{key}` |");
+            if !table.contains(&name) {
+                table.push_str(&format!("{name} {default} | {} |\n", meaning.join(" ")));
+            }
             described = true;
         } else {
             // A comment before several settings applies to all of them.

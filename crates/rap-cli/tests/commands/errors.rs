@@ -10,8 +10,12 @@ fn an_unreachable_runtime_is_reported_with_advice() {
     for arguments in [&["threads", "ls"][..], &["chat"], &["inbox", "ls"], &["threads", "tail", "t"]] {
         let output = output(rap(arguments).args(["--url", "http://127.0.0.1:1"]));
         assert_eq!((output.code, output.out.as_str()), (Some(1), ""), "{arguments:?}");
-        let expected = "rap: no runtime answers at http://127.0.0.1:1: start it with: rap serve\n";
-        assert!(output.err.starts_with(expected), "{}", output.err);
+        assert!(output.err.starts_with("rap: no runtime answers at http://127.0.0.1:1 ("), "{}", output.err);
+        assert!(
+            output.err.contains(")\nrap: start one with: rap serve, or set another URL"),
+            "{}",
+            output.err
+        );
     }
 }
 
@@ -75,7 +79,7 @@ fn refused_requests_are_reported() {
             &["threads", "new", "--id", "t"],
             "a thread with this id already exists; choose another id, or send a message to that thread",
         ),
-        (&["threads", "new", "--agent", "nobody"], "agent: no such agent; there are: default"),
+        (&["threads", "new", "--agent", "nobody"], "agent: no such agent; configured agents: default"),
         (&["threads", "ls", "--limit", "0"], "limit: expected a number from 1 to 1000"),
     ];
     for (arguments, expected) in table {

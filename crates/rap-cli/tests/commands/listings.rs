@@ -100,8 +100,8 @@ fn show_describes_sleeps_and_children() {
     runtime.ok(&["threads", "new", "call sleep {\"seconds\": 7210}\ncall wait", "--id", "sleeper"]);
     runtime.until_status("sleeper", "waiting");
     let shown = runtime.ok(&["threads", "show", "sleeper"]);
-    assert!(shown.contains("waiting for 2 calls\n  sleeping (call_1) for "), "{shown}");
-    assert!(shown.contains("; wakes in 2 h, or on any input\n  waiting (call_2) for "), "{shown}");
+    assert!(shown.contains("waiting for 2 calls\n  asleep for the last "), "{shown}");
+    assert!(shown.contains(" (call_1); wakes in 2 h, or on any input\n  has waited "), "{shown}");
     let listed = runtime.ok(&["threads", "ls"]);
     assert!(row(&listed, "sleeper").ends_with("sleep (wakes in 2 h), any input"), "{listed}");
 }

@@ -18,7 +18,6 @@ mod invalid_answers;
 mod listings;
 #[cfg(feature = "mcp")]
 mod mcp_serve;
-mod model;
 mod models_check;
 mod questions;
 mod standalone;

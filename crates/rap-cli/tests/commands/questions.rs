@@ -2,8 +2,8 @@
 
 use rap_testkit::Setup;
 
-use crate::model::ModelServer;
 use crate::support::{Running, Runtime};
+use rap_testkit::manual_model::ManualModel;
 
 /// The smallest PNG: one pixel.
 const PNG: &[u8] = &[
@@ -29,7 +29,7 @@ fn an_approval_stays_open_and_answerable_after_something_else_is_said() {
     chat.type_in("call echo {\"text\": \"one\"}\r");
     chat.until_screen("the question", |screen| screen.contains("? echo: Allow echo({\"text\":\"one\"})?"));
     chat.until_screen("that it is not running", |screen| {
-        screen.contains("waits for your approval") && !screen.contains("has been running")
+        screen.contains("for your approval") && !screen.contains("has been running")
     });
     chat.type_in("say hello\r");
     chat.until_screen("the answer, and the question below it", |screen| {
@@ -73,7 +73,7 @@ fn a_number_while_a_question_is_open_is_never_a_message() {
 
 #[test]
 fn a_sign_shows_that_the_model_is_asked_and_when_it_is_asked_again() {
-    let model = ModelServer::start();
+    let model = ManualModel::start();
     let runtime = Runtime::with(Setup::new().model(&model.lines()));
     let mut chat = chat(&runtime, &["chat"]);
     chat.type_in("Hello?\r");
@@ -81,9 +81,9 @@ fn a_sign_shows_that_the_model_is_asked_and_when_it_is_asked_again() {
     chat.until_screen("the sign", |screen| screen.contains("… asking the model for"));
     answer.break_off();
     chat.until_screen("the reason and the time", |screen| {
-        let line = screen.split("the model could not be asked").nth(1).unwrap_or_default();
+        let line = screen.split("the model request failed").nth(1).unwrap_or_default();
         let line = line.split_whitespace().collect::<Vec<_>>().join(" ");
-        line.contains("trying again in") && line.contains("UTC")
+        line.contains("retrying in") && line.contains("UTC")
     });
     let mut answer = model.next_answer();
     answer.say("Here.");

@@ -10,7 +10,7 @@ use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, Instant};
 
 use rap_testkit::programs::rap;
-use rap_testkit::{PATIENCE, Rap, Setup, block_until};
+use rap_testkit::{PATIENCE, Rap, Setup, block_poll, block_until};
 use rap_tool::prelude::*;
 use rustix::termios::{Termios, Winsize, tcgetattr, tcsetwinsize};
 use serde_json::{Value, json};
@@ -233,18 +233,12 @@ pub fn output(command: &mut Command) -> Output {
     let (out, err) = (tempfile::NamedTempFile::new().unwrap(), tempfile::NamedTempFile::new().unwrap());
     let mut child = command.stdout(out.reopen().unwrap()).stderr(err.reopen().unwrap()).spawn().unwrap();
     let text = |file: &tempfile::NamedTempFile| std::fs::read_to_string(file.path()).unwrap();
-    let deadline = Instant::now() + PATIENCE * 3;
-    loop {
-        if let Some(status) = child.try_wait().unwrap() {
-            return Output { code: status.code(), out: text(&out), err: text(&err) };
-        }
-        if Instant::now() > deadline {
-            child.kill().unwrap();
-            child.wait().unwrap();
-            panic!("{command:?} did not end in time:\n{}{}", text(&out), text(&err));
-        }
-        std::thread::sleep(Duration::from_millis(5));
-    }
+    let Some(status) = block_poll(PATIENCE * 3, || child.try_wait().unwrap()) else {
+        child.kill().unwrap();
+        child.wait().unwrap();
+        panic!("{command:?} did not end in time:\n{}{}", text(&out), text(&err));
+    };
+    Output { code: status.code(), out: text(&out), err: text(&err) }
 }
 
 /// A running command whose output is read as it arrives.
@@ -300,11 +294,8 @@ impl Running {
 
     /// Waits until the content of the screen satisfies the condition.
     pub fn until_screen(&self, what: &str, condition: impl Fn(&str) -> bool) {
-        let deadline = Instant::now() + PATIENCE;
-        while !condition(&self.screen()) {
-            assert!(Instant::now() < deadline, "timed out waiting for {what}:\n{}", self.screen());
-            std::thread::sleep(Duration::from_millis(10));
-        }
+        let holds = block_poll(PATIENCE, || condition(&self.screen()));
+        assert!(holds.is_some(), "timed out waiting for {what}:\n{}", self.screen());
     }
 
     /// Modes of the terminal.

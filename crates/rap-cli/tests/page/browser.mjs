@@ -124,8 +124,14 @@ const scenarios = {
     await send(page, 'call slow {"seconds": 300}');
     await statusIs(page, 'waiting');
     await page.getByRole('complementary').getByText('slow').waitFor();
-    // A cancelled call is no longer listed, although its button has the focus.
     await button(page, 'Cancel call slow').click();
+    await button(page, 'Cancel call slow').waitFor({ state: 'detached' });
+    await statusIs(page, 'idle');
+    // A call that ends is no longer listed, although its button has the focus.
+    await send(page, 'call slow {"seconds": 300}');
+    await button(page, 'Cancel call slow').focus();
+    const interrupted = await fetch(`${base}/v1${new URL(page.url()).pathname}/interrupt`, { method: 'POST' });
+    check(interrupted.status === 202, `answered ${interrupted.status}`);
     await button(page, 'Cancel call slow').waitFor({ state: 'detached' });
     await statusIs(page, 'idle');
     await send(page, 'call slow {"seconds": 300}');

@@ -1,5 +1,5 @@
-//! Crash points: the process ends at each named place in the code, in the middle of a scenario that reaches all of them. After a
-//! restart everything is there once.
+//! Crash points: the process ends at each named place in the code, in the middle of a scenario that reaches all of
+//! them. After a restart everything is there once.
 
 use std::time::Duration;
 

@@ -1,5 +1,5 @@
-//! Crashes and orderly stops: everything acknowledged is there exactly once and continues. `main.rs` includes these tests twice,
-//! for SQLite and for Postgres.
+//! Crashes and orderly stops: everything acknowledged is there exactly once and continues. `main.rs` includes these
+//! tests twice, for SQLite and for Postgres.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::{Arc, Mutex};

@@ -1,4 +1,5 @@
-//! Damaged rows in a real database: the thread is set aside, all others continue, and `rap doctor` explains the damage.
+//! Damaged rows in a real database: the thread is quarantined, all others continue, and `rap doctor` explains the
+//! damage.
 
 use std::path::Path;
 
@@ -69,5 +70,5 @@ fn a_doctor_explains_files_that_are_no_database() {
     assert!(code == Some(1) && err.contains("cannot read the database text.db"), "{err}");
     Connection::open(directory.path().join("other.db")).unwrap().execute_batch("CREATE TABLE t (x)").unwrap();
     let (code, _, err) = doctor(directory.path(), &["other.db"]);
-    assert!(code == Some(1) && err.contains("other.db has no tables of rap"), "{err}");
+    assert!(code == Some(1) && err.contains("other.db is not a database of rap"), "{err}");
 }

@@ -61,8 +61,8 @@ pub async fn asking(api: &Api) -> bool {
     metric(api, "rap_effects_under_way{kind=\"ask\"}").await > 0.0
 }
 
-/// Makes a node answer thread `t` with this text, until a stream shows the text before the entry. A stream that happens to read
-/// the entry first does not show the text again.
+/// Makes a node answer thread `t` with this text, until a stream shows the text before the entry. A stream that happens
+/// to read the entry first does not show the text again.
 async fn until_streamed(stream: &mut Stream, api: &Api, answer: &str) {
     let lines: Vec<String> = answer.lines().map(|line| format!("say {line}")).collect();
     for _ in 0..5 {
@@ -456,7 +456,10 @@ async fn a_new_node_takes_its_share_of_waiting_work_and_is_listed() {
     assert_eq!(nodes[0]["url"], first.url.as_str());
     assert_eq!(nodes[1]["url"], second.url.as_str());
     let (code, listing) = one.command(&["nodes", "ls"]);
-    assert!(code == Some(0) && listing.contains("ASKING") && listing.contains(&second.url), "{listing}");
+    assert!(
+        code == Some(0) && listing.contains("MODEL REQUESTS") && listing.contains(&second.url),
+        "{listing}"
+    );
     assert_eq!(metric(&second, "rap_nodes").await, 2.0);
     // New work of a node without a free slot is taken by another one.
     for number in 0..4 {

@@ -60,9 +60,12 @@ async fn a_stream_of_all_threads_ends_if_its_node_was_frozen_while_others_change
     let (database, tools) = (Server::shared().database(), Tools::start().await);
     let setup = || node(&tools, &database.url());
     let [(one, first), (_other, second)] = two(setup(), setup()).await;
+    // The other node is not alone meanwhile, so it has no reason to tell that signals may be lost.
+    let (_third, third) = start(setup());
+    until_nodes(&third, 3).await;
     let mut all = Stream::open(&first, "/v1/events", None).await.unwrap();
     one.process().signal("STOP");
-    until_nodes(&second, 1).await;
+    until_nodes(&second, 2).await;
     second.create("meanwhile", "say hello").await;
     second.until_idle("meanwhile").await;
     database.sql("DELETE FROM signals");

@@ -1,5 +1,5 @@
-//! The files of `examples/fleet`. Nodes are started with the arguments, configuration and variables that they name; a container
-//! engine is not needed.
+//! The files of `examples/fleet`. Nodes are started with the arguments, configuration and variables that they name; a
+//! container engine is not needed.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fs;

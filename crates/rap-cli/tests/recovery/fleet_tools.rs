@@ -9,8 +9,8 @@ use serde_json::json;
 use crate::fleet::until_nodes;
 use crate::support::{Api, prepared};
 
-/// A server in plain Python. Its tool `whoami` answers with its process id, `hold` after three seconds. It knows the status of
-/// its own calls only, and says on stderr which calls were cancelled.
+/// A server in plain Python. Its tool `whoami` answers with its process id, `hold` after three seconds. It knows the
+/// status of its own calls only, and says on stderr which calls were cancelled.
 const SERVER: &str = r#"
 import json, os, sys, threading, time, urllib.request
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -88,8 +88,8 @@ async fn until_acknowledged(api: &Api, thread: &str) {
     .await;
 }
 
-/// The process that a call reaches depends neither on the node that the message reached nor on the one that checks, cancels or
-/// closes.
+/// The process that a call reaches depends neither on the node that the message reached nor on the one that checks,
+/// cancels or closes.
 #[tokio::test(flavor = "multi_thread")]
 async fn the_calls_of_a_started_tool_server_are_in_one_process_of_the_fleet() {
     let database = Server::shared().database();
@@ -131,7 +131,7 @@ async fn another_node_takes_over_a_started_tool_server_of_a_node_that_is_gone() 
     let next = result(&second, "a", "whoami").await;
     assert!(next.starts_with("pid ") && next != pid, "{next}");
     assert!(killed.elapsed() < Duration::from_secs(10), "{:?}", killed.elapsed());
-    assert!(other.log().contains("this node is the host of these tool servers now"), "{}", other.log());
+    assert!(other.log().contains("this node now owns these tool servers"), "{}", other.log());
     // The call that was in the process of the other node ends: sent again, or with an error.
     second.until_idle("lost").await;
 }

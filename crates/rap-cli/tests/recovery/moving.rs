@@ -517,3 +517,98 @@ async fn a_call_that_may_have_been_sent_is_not_sent_again_with_another_url() {
     };
     assert!(!from_there.iter().any(is_new), "{from_there:?}");
 }
+
+#[tokio::test(flavor = "multi_thread")]
+async fn an_export_of_all_sessions_leaves_damaged_ones_out_and_names_them() {
+    let (mut rap, api) = start(Setup::new().store("url = \"sqlite:data/rap.db\""));
+    for name in ["first", "entry", "head", "last"] {
+        api.create(name, "say hello").await;
+        api.until_status(name, "idle").await;
+    }
+    rap.stop();
+    let database = rusqlite::Connection::open(rap.directory().join("data/rap.db")).unwrap();
+    for sql in [
+        "UPDATE threads SET head = '{}' WHERE id = 'head'",
+        "UPDATE entries SET body = 'nonsense' WHERE key = (SELECT (no << 32) + 2 FROM threads WHERE id = 'entry')",
+    ] {
+        assert_eq!(database.execute(sql, []).unwrap(), 1, "{sql}");
+    }
+    drop(database);
+    let text = succeed(rap.directory(), &["export", "--all", "-o", "all.jsonl"]);
+    for part in ["exported 2 sessions", "left out session entry", "left out session head", "rap doctor"] {
+        assert!(text.contains(part), "{part}: {text}");
+    }
+    for session in ["entry", "head"] {
+        let (code, text) = run(rap.directory(), &["export", session, "-o", "one.jsonl"]);
+        assert_eq!((code, text.contains("is damaged and cannot be exported")), (Some(1), true), "{text}");
+    }
+    let other = Setup::new().prepare(tempfile::tempdir().unwrap());
+    let file = rap.directory().join("all.jsonl");
+    let text = succeed(other.directory(), &["import", file.to_str().unwrap()]);
+    assert_eq!(text, "imported session first\nimported session last\n");
+}
+
+/// A destination that takes every session and answers requests to start one as the test says.
+async fn taker() -> Peer {
+    let destination = Peer::start().await;
+    let described = json!({"key_id": "1", "public_url": "http://127.0.0.1:9", "tool_servers": []});
+    destination.answer_always("/v1/imports", Reply::json(&described));
+    destination.answer_always("/v1/threads/t", Reply::Status(404));
+    for action in ["records", "check", "discard"] {
+        destination.answer_always(&format!("/v1/imports/t/{action}"), Reply::json(&json!({})));
+    }
+    destination
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_move_ends_when_the_destination_does_not_have_the_session_any_more() {
+    const START: &str = "/v1/imports/t/start";
+    let destination = taker().await;
+    let (mut source, here) = start(Setup::new().store("url = \"sqlite:data/rap.db\""));
+    here.create("t", "say hello").await;
+    here.until_status("t", "idle").await;
+    let unknown = json!({"error": {"code": "no_such_thread", "message": "no such thread"}}).to_string();
+    destination.answer_next(START, Reply::Status(503));
+    destination.answer_always(START, Reply::Full(404, None, unknown.into()));
+    let (code, text) = migrate_to(&source, &destination.url, &[]).await;
+    assert_eq!((code, text.contains("does not confirm that it has it")), (Some(1), true), "{text}");
+    let state = || async { here.get("/v1/threads/t/move").await.body["state"].clone() };
+    assert_eq!(state().await, "lost");
+    assert_eq!(here.get("/v1/threads/t").await.status, 503, "it is not in use here");
+    // After a restart the destination is asked once more.
+    let asked = destination.count(START);
+    source.restart();
+    until("the move has ended", || async { state().await == "lost" }).await;
+    assert_eq!(destination.count(START), asked + 1);
+    // A person who moves it again gets it back, unless the destination has it.
+    destination.answer_next("/v1/threads/t", Reply::Status(200));
+    let (code, text) = migrate_to(&source, &destination.url, &[]).await;
+    assert_eq!((code, text.contains("that runtime has the session")), (Some(1), true), "{text}");
+    assert_eq!(state().await, "lost");
+    let setup = Setup::new().token(TOKEN).store("url = \"sqlite:data/rap.db\"");
+    let (other, there) = start(setup);
+    let (code, text) = migrate(&source, &other, &[]).await;
+    assert_eq!(code, Some(0), "{text}\n{}", source.log());
+    assert_eq!(there.texts("t").await, ["say hello", "hello"]);
+    assert_eq!(here.get("/v1/threads/t").await.status, 404);
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn a_session_that_was_deleted_at_its_destination_has_moved() {
+    let (source, here) = start(Setup::new().store("url = \"sqlite:data/rap.db\""));
+    let setup = Setup::new().token(TOKEN).store("url = \"sqlite:data/rap.db\"");
+    let (destination, there) = start(setup);
+    here.create("t", "say hello").await;
+    here.until_status("t", "idle").await;
+    let (code, text) = migrate(&source, &destination, &[]).await;
+    assert_eq!(code, Some(0), "{text}");
+    there.post("/v1/threads/t/close", &json!({})).await.expect(202);
+    there.until_status("t", "closed").await;
+    let (url, bearer) = (format!("{}/v1/threads/t", destination.url), format!("Bearer {TOKEN}"));
+    rap_testkit::http::send("DELETE", &url, &[("authorization", &bearer)], b"").await.expect(202);
+    until("it is deleted", || async { there.get("/v1/threads/t").await.status == 404 }).await;
+    // The answer to the first request to start it may have been lost.
+    let repeated = there.post("/v1/imports/t/start", &json!({})).await.expect(200);
+    assert_eq!(repeated, json!({"open_calls": 0, "ended_calls": 0}));
+    assert_eq!(there.post("/v1/imports/other/start", &json!({})).await.status, 404);
+}

@@ -35,7 +35,7 @@ async fn each_agent_has_its_own_prompt_model_tools_and_limits() {
         .start();
     let unknown = rap.post("/v1/threads", &json!({"agent": "fourth"})).await;
     assert_eq!(unknown.refusal(), (400, "invalid"));
-    assert!(unknown.message().ends_with("there are: first, second, third"), "{}", unknown.message());
+    assert!(unknown.message().ends_with("configured agents: first, second, third"), "{}", unknown.message());
 
     usual.says("One.");
     let first = rap.open("hi").await;
@@ -52,9 +52,12 @@ async fn each_agent_has_its_own_prompt_model_tools_and_limits() {
     assert_eq!(messages(&question), ["user: hi"]);
     assert_eq!((offered(&question), &question["model"]), (vec!["watch"], &json!("gpt-small")));
     let refused = rap.transcript(&second).await[2].clone();
-    assert!(refused.starts_with("result a: Error: there is no tool `work`; there are: watch"), "{refused}");
+    assert!(
+        refused.starts_with("result a: Error: there is no tool `work`; available tools: watch"),
+        "{refused}"
+    );
 
-    // Its limit is one turn without new input from outside.
+    // Its limit is one turn without new external input.
     other.calls(&[("a", "nothing", json!({}))]);
     let third = open(&rap, "third", "hi").await;
     let paused = rap.until_status(&third, "needs_you").await;
@@ -119,7 +122,7 @@ async fn an_event_child_uses_only_the_event_tools_of_its_agent() {
     rap.until_status(&child, "closed").await;
     let transcript = rap.transcript(&child).await;
     let refused = transcript.iter().find(|line| line.starts_with("result w:")).unwrap();
-    assert_eq!(refused, "result w: Error: there is no tool `write`; there are: read");
+    assert_eq!(refused, "result w: Error: there is no tool `write`; available tools: read");
 
     // A thread that it spawns has the same restriction.
     model.calls(&[("sp", "spawn_thread", json!({"instructions": "write"}))]);

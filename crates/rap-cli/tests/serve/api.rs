@@ -15,7 +15,7 @@ async fn a_request_whose_parsed_form_would_need_much_memory_is_refused() {
     let refused = rap.send("POST", "/v1/threads", &[JSON], body.as_bytes()).await;
     assert_eq!(refused.refusal(), (400, "invalid"));
     assert!(refused.message().contains("expected fewer objects"), "{}", refused.message());
-    // A long text is no problem.
+    // A long text is accepted.
     let text = "x".repeat(4_000_000);
     rap.post("/v1/threads", &json!({"message": format!("say {text}")})).await.expect(201);
 }
@@ -89,7 +89,7 @@ async fn an_invalid_new_thread_is_refused() {
         (json!({"user_id": ""}), "user_id: "),
         (json!({"user_id": "a\nb"}), "user_id: "),
         (json!({"title": "x".repeat(257)}), "title: "),
-        (json!({"agent": "three"}), "agent: no such agent; there are: one, two"),
+        (json!({"agent": "three"}), "agent: no such agent; configured agents: one, two"),
     ];
     for (body, begin) in table {
         let answer = rap.post("/v1/threads", &body).await;

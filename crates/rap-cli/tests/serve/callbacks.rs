@@ -1,4 +1,5 @@
-//! The callback endpoint: a callback is accepted once, with the right token and for the right call, or refused by name.
+//! The callback endpoint: a callback is accepted once, with the right token and for the right call, or refused with an
+//! error code.
 
 use rap_testkit::peer::Reply;
 use rap_testkit::tools::{INVOKE, with};

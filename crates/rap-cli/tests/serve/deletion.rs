@@ -79,7 +79,7 @@ async fn prune_deletes_sessions_that_have_been_closed_for_a_time() {
     assert_eq!(refused.0, Some(1));
     assert!(refused.1.contains("close it first"), "{}", refused.1);
     rap.close("open").await;
-    assert_eq!(rap.command(&["threads", "delete", "open"]), (Some(0), "deleted thread open\n".into()));
+    assert_eq!(rap.command(&["threads", "delete", "open"]), (Some(0), "deleted session open\n".into()));
     until_gone(&rap).await;
 }
 

@@ -123,6 +123,48 @@ async fn a_thread_fails_for_good_only_if_all_models_refuse() {
     }
 }
 
+/// The window of one model says nothing about the others.
+#[tokio::test]
+async fn a_request_that_is_too_long_for_one_model_waits_for_the_others() {
+    let (first, second) = two_servers().await;
+    let too_long = || {
+        let error = json!({"error": {"message": "This model's maximum context length is 4096 tokens."}});
+        Reply::Full(400, None, error.to_string().into())
+    };
+    let setup = Setup::new().agent(&agent("default", "1h", &[&first, &second]));
+    let rap = setup.limit("model_attempts = 1").start();
+    first.says("Hello.");
+    let thread = rap.open("hi").await;
+    rap.until_line(&thread, "assistant: Hello.").await;
+    // The first model is down, and the history is too long for the second one, also in the request for a summary.
+    first.answer(Reply::Status(503));
+    second.answer(too_long());
+    second.answer(too_long());
+    rap.say(&thread, "more").await;
+    let failed = rap.until_status(&thread, "failed").await;
+    assert!(failed["why"].as_str().unwrap().contains("maximum context length is 4096"), "{failed}");
+    assert!(!failed["retry_at"].is_null(), "{failed}");
+    first.says("I am back.");
+    rap.say(&thread, "and now?").await;
+    rap.until_line(&thread, "assistant: I am back.").await;
+    rap.until_idle(&thread).await;
+
+    // It is too long for the first model, but not for the second one.
+    let other = Setup::new().agent(&agent("default", "1h", &[&first, &second])).start();
+    first.answer(too_long());
+    second.says("I can read it.");
+    let thread = other.open("hi").await;
+    other.until_line(&thread, "assistant: I can read it.").await;
+    let told = notices(&other, &thread).await;
+    assert!(told.len() == 1 && told[0].contains("maximum context length is 4096"), "{told:#?}");
+
+    // It is too long for both.
+    first.answer(too_long());
+    second.answer(too_long());
+    let thread = other.open("hi").await;
+    other.until_status(&thread, "needs_you").await;
+}
+
 /// The only slot of the first model's server is in use by another agent, whose request hangs.
 #[tokio::test]
 async fn a_request_for_the_next_model_does_not_wait_for_slots_of_the_first_ones_server() {

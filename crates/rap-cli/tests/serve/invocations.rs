@@ -384,8 +384,14 @@ async fn a_call_of_an_unknown_or_forbidden_tool_lists_the_available_ones() {
     let thread = rap.open("call rm\ncall write").await;
     rap.until_idle(&thread).await;
     let transcript = rap.transcript(&thread).await;
-    assert_eq!(transcript[3], "result call_1_1: Error: there is no tool `rm`; there are: read, read_all");
-    assert_eq!(transcript[4], "result call_1_2: Error: there is no tool `write`; there are: read, read_all");
+    assert_eq!(
+        transcript[3],
+        "result call_1_1: Error: there is no tool `rm`; available tools: read, read_all"
+    );
+    assert_eq!(
+        transcript[4],
+        "result call_1_2: Error: there is no tool `write`; available tools: read, read_all"
+    );
     assert_eq!(tools.count(INVOKE), 0);
 }
 

@@ -1,13 +1,17 @@
 //! Conversations through a LiteLLM proxy, which translates each API into another one. It is installed from PyPI the
-//! first time. It checks and converts every message of a history, so a history that it accepts is valid for others too.
+//! first time. It checks and converts every message of a history, so a history that it accepts is valid for others too. Each
+//! request of a conversation is also checked against the types of the official SDKs.
 
 use std::process::{Child, Command, Stdio};
+use std::sync::{Arc, Mutex};
 
 use rap_testkit::anthropic::AnthropicServer;
 use rap_testkit::model::ModelServer;
 use rap_testkit::peer::Reply;
-use rap_testkit::{Port, Rap, Setup, Tools, http, python, until};
+use rap_testkit::{Port, Rap, Setup, Tools, http, python, sdk_types, until};
 use serde_json::{Value, json};
+use tokio::io::{AsyncReadExt, AsyncWriteExt};
+use tokio::net::{TcpListener, TcpStream};
 
 const LITELLM: &str = "litellm[proxy]==1.106.2";
 const KEY: &str = "sk-0123456789abcdef0123456789abcdef";
@@ -16,6 +20,7 @@ const KEY: &str = "sk-0123456789abcdef0123456789abcdef";
 struct Proxy {
     child: Child,
     port: Port,
+    recorder: Recorder,
     _directory: tempfile::TempDir,
 }
 
@@ -52,7 +57,8 @@ impl Proxy {
         command.current_dir(directory.path()).stdin(Stdio::null());
         let log = std::fs::File::create(directory.path().join("log")).unwrap();
         command.stdout(log.try_clone().unwrap()).stderr(log);
-        let proxy = Proxy { child: command.spawn().unwrap(), port, _directory: directory };
+        let recorder = Recorder::start(port.address()).await;
+        let proxy = Proxy { child: command.spawn().unwrap(), port, recorder, _directory: directory };
         let url = format!("{}/health/liveliness", proxy.url());
         until("the proxy is alive", async || {
             http::attempt("GET", &url, &[], b"").await.is_ok_and(|answer| answer.status == 200)
@@ -69,9 +75,88 @@ impl Proxy {
     fn lines(&self, provider: &str, path: &str) -> String {
         format!(
             "provider = \"{provider}\"\nname = \"m\"\napi_key = \"{KEY}\"\nbase_url = \"{}{path}\"",
-            self.url()
+            self.recorder.url
         )
     }
+
+    /// Checks every request of the conversation against the types of the official SDK.
+    async fn check_requests(&self, api: &'static str) {
+        let requests: Vec<_> = self.recorder.requests().into_iter().map(|body| (api, body)).collect();
+        // As many as the answers in the conversation.
+        assert!(requests.len() >= 10, "{} requests", requests.len());
+        sdk_types::check(env!("CARGO_TARGET_TMPDIR"), requests).await;
+    }
+}
+
+/// Bytes that a client has sent over a connection.
+type Sent = Arc<Mutex<Vec<u8>>>;
+
+/// A server in front of the proxy. It forwards connections, and records the bytes that each client sends.
+struct Recorder {
+    url: String,
+    connections: Arc<Mutex<Vec<Sent>>>,
+}
+
+impl Recorder {
+    async fn start(address: String) -> Recorder {
+        let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
+        let url = format!("http://{}", listener.local_addr().unwrap());
+        let connections: Arc<Mutex<Vec<_>>> = Arc::default();
+        let recorder = Recorder { url, connections: Arc::clone(&connections) };
+        tokio::spawn(async move {
+            while let Ok((client, _)) = listener.accept().await {
+                let sent = Sent::default();
+                connections.lock().unwrap().push(Arc::clone(&sent));
+                let address = address.clone();
+                tokio::spawn(async move { forward(client, &address, &sent).await.ok() });
+            }
+        });
+        recorder
+    }
+
+    /// Returns the bodies of all requests that have one.
+    fn requests(&self) -> Vec<Value> {
+        let connections = self.connections.lock().unwrap();
+        connections.iter().flat_map(|sent| bodies(&sent.lock().unwrap())).collect()
+    }
+}
+
+async fn forward(client: TcpStream, address: &str, sent: &Mutex<Vec<u8>>) -> std::io::Result<()> {
+    let server = TcpStream::connect(address).await?;
+    let (mut from_client, mut to_client) = client.into_split();
+    let (mut from_server, mut to_server) = server.into_split();
+    let requests = async {
+        let mut buffer = vec![0; 64 * 1024];
+        loop {
+            let count = from_client.read(&mut buffer).await?;
+            if count == 0 {
+                return to_server.shutdown().await;
+            }
+            sent.lock().unwrap().extend_from_slice(&buffer[..count]);
+            to_server.write_all(&buffer[..count]).await?;
+        }
+    };
+    let answers = async {
+        tokio::io::copy(&mut from_server, &mut to_client).await?;
+        to_client.shutdown().await
+    };
+    tokio::try_join!(requests, answers).map(|_| ())
+}
+
+/// Returns the JSON bodies of the requests that were sent over a connection, one after the other.
+fn bodies(mut sent: &[u8]) -> Vec<Value> {
+    let mut bodies = Vec::new();
+    while let Some(end) = sent.windows(4).position(|bytes| bytes == b"\r\n\r\n") {
+        let head = String::from_utf8_lossy(&sent[..end]).to_lowercase();
+        let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
+        let length = length.map_or(0, |length| length.trim().parse().unwrap());
+        let body;
+        (body, sent) = sent[end + 4..].split_at(length);
+        if length > 0 {
+            bodies.push(serde_json::from_slice(body).unwrap());
+        }
+    }
+    bodies
 }
 
 /// Answers of the server behind the proxy.
@@ -234,6 +319,7 @@ async fn a_proxy_accepts_a_full_history_through_the_openai_api() {
     let proxy = Proxy::start("anthropic/claude", &backend.url).await;
     let rap = Setup::new().tools(&tools).model(&proxy.lines("openai", "/v1")).start();
     converse(&rap, &tools, &backend).await;
+    proxy.check_requests("openai").await;
     check_history(&backend.all("/v1/messages").last().unwrap().body, "id", "tool_use_id");
 }
 
@@ -243,6 +329,7 @@ async fn a_proxy_accepts_a_full_history_through_the_anthropic_api() {
     let proxy = Proxy::start("hosted_vllm/gpt", &format!("{}/v1", backend.url)).await;
     let rap = Setup::new().tools(&tools).model(&proxy.lines("anthropic", "")).start();
     converse(&rap, &tools, &backend).await;
+    proxy.check_requests("anthropic").await;
     check_history(&backend.all("/v1/chat/completions").last().unwrap().body, "id", "tool_call_id");
 }
 
@@ -252,5 +339,6 @@ async fn a_proxy_accepts_a_full_history_through_the_responses_api() {
     let proxy = Proxy::start("anthropic/claude", &backend.url).await;
     let rap = Setup::new().tools(&tools).model(&proxy.lines("openai-responses", "/v1")).start();
     converse(&rap, &tools, &backend).await;
+    proxy.check_requests("openai-responses").await;
     check_history(&backend.all("/v1/messages").last().unwrap().body, "id", "tool_use_id");
 }

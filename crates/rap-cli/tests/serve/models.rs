@@ -216,7 +216,7 @@ async fn a_refusal_fails_the_thread_with_its_reason_and_a_new_message_asks_again
     assert_eq!(failed["why"], why);
     assert_eq!(
         rap.transcript(&thread).await,
-        ["user: first".to_owned(), format!("notice: the model could not be asked: {why}")]
+        ["user: first".to_owned(), format!("notice: the model request failed: {why}")]
     );
 
     let rap = rap.restarted();

@@ -2,6 +2,9 @@
 
 use std::fs;
 
+use rap_io::moving;
+use rap_io::secret_box::Key;
+use rap_protocol::Timestamp;
 use rap_testkit::marked::{mark, until_marked, with_mark};
 use rap_testkit::peer::Reply;
 use rap_testkit::{Rap, Setup, Tools, until};
@@ -378,4 +381,59 @@ async fn a_webhook_is_forwarded_once_if_its_signature_is_valid_and_it_passes_the
     let counts = ["d1", "d2", "d3", "d4", "d5"].map(|delivery| count(&format!("\\\"{delivery}\\\"")));
     assert_eq!(counts, [0, 0, 1, 0, 1], "{forwarded:?}");
     assert!(forwarded.iter().any(|text| text.contains("c0ffee")), "{forwarded:?}");
+}
+
+/// A started tool server has a port that only its own machine reaches, so the runtime at the destination passes its
+/// state on.
+#[tokio::test(flavor = "multi_thread")]
+async fn the_workspace_of_a_thread_moves_with_its_session() {
+    const TOKEN: &str = "a-long-token-of-the-destination";
+    let shell = |setup: Setup| {
+        let setup = setup.tool_lines("run = \"shell\"\nmigration_key = \"env:MOVING_KEY\"");
+        setup.variable("MOVING_KEY", &"3c".repeat(32)).start()
+    };
+    let (source, destination) = (shell(Setup::new()), shell(Setup::new().token(TOKEN)));
+    let thread = open(&source).await;
+    run(&source, &thread, "mkdir docs; echo kept > docs/file").await;
+    let (code, text) = source.command(&["migrate", &thread, "--to", &destination.url, "--to-token", TOKEN]);
+    assert_eq!(code, Some(0), "{text}\n{}\n{}", source.log(), destination.log());
+    assert_eq!(run(&destination, &thread, "cat docs/file").await["output"], "kept\n");
+    let workspaces = source.directory().join("rap-data/shell/threads");
+    until("the workspace to be removed", async || fs::read_dir(&workspaces).unwrap().count() == 0).await;
+}
+
+#[tokio::test(flavor = "multi_thread")]
+async fn state_is_passed_on_only_from_who_knows_the_migration_key() {
+    let key = "3c".repeat(32);
+    let with_key = "run = \"shell\"\nmigration_key = \"env:MOVING_KEY\"";
+    let setup = Setup::new().tool_lines(with_key).tool_lines("run = \"files\"");
+    let rap = setup.variable("MOVING_KEY", &key).start();
+    run(&rap, &open(&rap).await, "true").await;
+    let key = Key::parse(&key).unwrap();
+    let now = Timestamp::from(std::time::SystemTime::now());
+    let proof = |path: &str| moving::proof(&key, path, now).to_str().unwrap().to_owned();
+    let send = async |path: &str, proof: &str| {
+        let headers = [("content-type", "application/json"), ("rap-migration-proof", proof)];
+        let sent = rap.send("POST", &format!("/started/{path}"), &headers, b"{\"sealed\": \"AAAA\"}").await;
+        (sent.status, sent.text)
+    };
+    let unknown = send("command:none/import_files", "").await;
+    assert_eq!(unknown.0, 404);
+    // Nobody else learns which tool servers there are.
+    for (path, proof) in [
+        ("command:shell/import_files", String::new()),
+        ("command:shell/import_calls", proof("/import_files")),
+        ("command:shell/invoke", proof("/invoke")),
+        ("command:shell/..%2Finvoke", proof("/../invoke")),
+        ("command:files/import_files", proof("/import_files")),
+    ] {
+        assert_eq!(send(path, &proof).await, unknown, "{path}");
+    }
+    // Nothing of the body is read before.
+    let head = "POST /started/command:shell/import_files HTTP/1.1\r\nHost: localhost\r\n";
+    let request = format!("{head}Content-Type: application/json\r\nContent-Length: 40000000\r\n\r\n");
+    assert_eq!(rap_testkit::http::exchange(&rap.url, &request).await.status, 404);
+    for path in ["/import_files", "/import_calls"] {
+        assert_eq!(send(&format!("command:shell{path}"), &proof(path)).await.0, 403, "{path}");
+    }
 }

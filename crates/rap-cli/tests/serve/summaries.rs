@@ -1,6 +1,8 @@
 //! Long conversations: a summary replaces earlier entries in the prompt, nothing is deleted, and a failed summary does
 //! not fail the thread.
 
+use std::time::Duration;
+
 use rap_agent::prompt::SUMMARY_INSTRUCTIONS;
 use rap_testkit::model::{ModelServer, messages};
 use rap_testkit::peer::Reply;
@@ -243,6 +245,21 @@ async fn a_failed_or_empty_summary_is_retried_and_the_question_still_asked() {
     rap.say(&thread, &long(900)).await;
     rap.until_line(&thread, "assistant: Better.").await;
     assert!(rap.transcript(&thread).await.iter().any(|line| line.starts_with("summary to 6: Short.")));
+}
+
+/// The whole request is for the same server, which is overloaded.
+#[tokio::test]
+async fn a_server_that_asks_for_a_pause_instead_of_a_summary_is_not_asked_before() {
+    let (_tools, model, rap) = stage("window = 1000").await;
+    let thread = begun(&model, &rap).await;
+    model.answer(Reply::Full(429, Some(("retry-after", "2".into())), "slow down".into()));
+    model.says("Fine.");
+    rap.say(&thread, &long(900)).await;
+    rap.until_line(&thread, "assistant: Fine.").await;
+    let all = model.all("/v1/chat/completions");
+    let [_, summary, whole] = &all[..] else { panic!("{all:?}") };
+    assert!(is_summary(&summary.body) && !is_summary(&whole.body));
+    assert!(whole.at - summary.at >= Duration::from_secs(2), "{:?}", whole.at - summary.at);
 }
 
 #[tokio::test]

@@ -11,8 +11,8 @@ const FOREIGN: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";
 /// Shorter than the time that a request to the collector may take.
 const STOP: Duration = Duration::from_secs(8);
 
-/// A turn with its model request, invocation and callback is one trace. The next turn has a link to it. Nothing that was said is
-/// in a span.
+/// A turn with its model request, invocation and callback is one trace. The next turn has a link to it. Nothing that
+/// was said is in a span.
 #[tokio::test]
 async fn a_turn_with_its_call_and_callback_is_a_trace() {
     let data = tempfile::tempdir().unwrap();
@@ -176,8 +176,8 @@ async fn headers_of_the_collector_are_secrets() {
     assert_eq!(collector.resource["service.name"], "my-agents");
 }
 
-/// A collector that takes requests and never answers delays no turn and no stop. Neither does one that is gone. What it did not
-/// take is counted.
+/// A collector that takes requests and never answers delays no turn and no stop. Neither does one that is gone. What it
+/// did not take is counted.
 #[tokio::test]
 async fn a_collector_that_does_not_answer_delays_nothing() {
     let (tools, collector) = (Tools::start().await, Collector::start().await);

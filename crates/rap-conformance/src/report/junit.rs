@@ -1,6 +1,7 @@
 //! The report as JUnit XML for CI servers: one test case for each requirement.
 //!
-//! JUnit has no warnings and no partial results. Unless the run is strict, an unmet SHOULD is a skipped test case with a message.
+//! JUnit has no warnings and no partial results. Unless the run is strict, an unmet SHOULD is a skipped test case with
+//! a message.
 
 use std::fmt::Write;
 

@@ -26,17 +26,17 @@ pub enum Error {
 
 /// Words of a command, with placeholders.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Words(Vec<String>);
+pub struct CommandTemplate(Vec<String>);
 
-impl Words {
+impl CommandTemplate {
     /// Creates a command from words that are already split.
-    pub fn from_words(words: Vec<String>) -> Result<Words, Error> {
-        if words.is_empty() { Err(Error::Empty) } else { Ok(Words(words)) }
+    pub fn from_words(words: Vec<String>) -> Result<CommandTemplate, Error> {
+        if words.is_empty() { Err(Error::Empty) } else { Ok(CommandTemplate(words)) }
     }
 
     /// Splits a command line as a shell does: words are separated by white space, unless it is quoted or escaped by a
     /// backslash. Nothing is expanded.
-    pub fn split(text: &str) -> Result<Words, Error> {
+    pub fn split(text: &str) -> Result<CommandTemplate, Error> {
         let mut words = Vec::new();
         let mut word: Option<String> = None;
         let mut quote = None;
@@ -64,11 +64,11 @@ impl Words {
             return Err(Error::OpenQuote(text.into()));
         }
         words.extend(word);
-        Words::from_words(words)
+        CommandTemplate::from_words(words)
     }
 
     /// Checks that the command contains all of these placeholders.
-    pub fn requiring(self, names: &[&str]) -> Result<Words, Error> {
+    pub fn requiring(self, names: &[&str]) -> Result<CommandTemplate, Error> {
         match names.iter().find(|name| !self.mentions(name)) {
             None => Ok(self),
             Some(name) => Err(Error::Missing { name: (*name).into(), text: self.0.join(" ") }),
@@ -125,17 +125,17 @@ mod tests {
             ("--to={thread}", &["--to={thread}"]),
         ];
         for (text, words) in table {
-            assert_eq!(Words::split(text).unwrap().0, words, "{text}");
+            assert_eq!(CommandTemplate::split(text).unwrap().0, words, "{text}");
         }
         for text in ["'a", "\"a", "a\\"] {
-            assert_eq!(Words::split(text), Err(Error::OpenQuote(text.into())));
+            assert_eq!(CommandTemplate::split(text), Err(Error::OpenQuote(text.into())));
         }
-        assert_eq!(Words::split("  "), Err(Error::Empty));
+        assert_eq!(CommandTemplate::split("  "), Err(Error::Empty));
     }
 
     #[test]
     fn values_are_inserted_once_and_never_interpreted() {
-        let words = Words::split("say '{thread} says' {text}{text} {other} {").unwrap();
+        let words = CommandTemplate::split("say '{thread} says' {text}{text} {other} {").unwrap();
         let filled = words.filled(&[("thread", "{text} $(rm)"), ("text", "a b; {thread}")]);
         let expected = ["say", "{text} $(rm) says", "a b; {thread}a b; {thread}", "{other}", "{"];
         assert_eq!(filled, expected);
@@ -143,7 +143,7 @@ mod tests {
 
     #[test]
     fn a_command_without_a_required_placeholder_is_rejected() {
-        let missing = Words::split("say {thread}").unwrap().requiring(&["thread", "text"]);
+        let missing = CommandTemplate::split("say {thread}").unwrap().requiring(&["thread", "text"]);
         assert!(missing.unwrap_err().to_string().contains("{text} is missing"));
     }
 }

@@ -14,7 +14,7 @@ use tokio::net::TcpStream;
 use tokio::process::{Child, Command};
 use tokio::sync::Mutex;
 
-use super::placeholders::{Words, fill, mentions};
+use super::placeholders::{CommandTemplate, fill, mentions};
 use super::{Error, RestartFuture, RuntimeHost};
 
 /// Default template of `{config}`: a configuration of `rap serve`.
@@ -31,7 +31,7 @@ const POLL_INTERVAL: Duration = Duration::from_millis(20);
 #[derive(Debug, Clone)]
 pub struct Launch {
     /// Command with its arguments.
-    pub command: Words,
+    pub command: CommandTemplate,
     /// Environment variables in addition to the inherited ones.
     pub environment: Vec<(String, String)>,
     /// Template of the file `{config}`; if `None`, a configuration of `rap serve`.

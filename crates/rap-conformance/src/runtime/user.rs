@@ -10,7 +10,7 @@ use serde_json::{Value, json};
 use tokio::process::Command;
 use url::Url;
 
-use super::placeholders::{self, Words};
+use super::placeholders::{self, CommandTemplate};
 use crate::{Exchange, RedactedMessage, Verdict};
 
 /// Interface by which the user talks to the runtime.
@@ -32,7 +32,7 @@ pub struct Api {
 /// Command of `--say`, with the placeholders `{thread}` and `{text}` and those of the runtime's process.
 #[derive(Clone)]
 pub struct SayCommand {
-    words: Words,
+    words: CommandTemplate,
     /// Placeholders of the runtime's process, with their values.
     values: Vec<(&'static str, String)>,
     /// Error output of the last run that failed.
@@ -117,7 +117,7 @@ impl SayCommand {
     /// Parses a command line as a shell does.
     pub fn new(command: &str) -> Result<SayCommand, placeholders::Error> {
         Ok(SayCommand {
-            words: Words::split(command)?.requiring(&["thread", "text"])?,
+            words: CommandTemplate::split(command)?.requiring(&["thread", "text"])?,
             values: Vec::new(),
             last_error: Arc::default(),
         })

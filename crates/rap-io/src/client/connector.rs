@@ -1,7 +1,7 @@
 //! Connects to the addresses that the rules permit.
 //!
-//! The name of a host is resolved once per connection. Each address is judged, and the connection goes to a judged
-//! address, so that a name cannot change its addresses between check and use. Literal addresses are judged as well.
+//! The name of a host is resolved once per connection. Each address is checked, and the connection goes to a checked
+//! address, so that a name cannot change its addresses between check and use. Literal addresses are checked as well.
 
 use std::net::{IpAddr, SocketAddr, UdpSocket};
 use std::pin::Pin;
@@ -84,7 +84,7 @@ impl Service<Uri> for Connector {
     }
 }
 
-/// Resolver that returns addresses that were judged before.
+/// Resolver that returns addresses that were checked before.
 #[derive(Clone)]
 struct Pinned(Vec<SocketAddr>);
 

@@ -1,5 +1,5 @@
-//! A socket, or TLS on one, that notes the progress of its connection, fails when its reader stops reading, and adds headers to the
-//! answers that hyper itself makes.
+//! A connection, plain or TLS. It records progress, fails when its reader stops reading, and adds headers to responses
+//! that hyper makes itself.
 
 use std::io;
 use std::pin::Pin;

@@ -40,7 +40,7 @@ async fn ask(address: SocketAddr, tls: &ClientTls) -> Result<String, Error> {
     ask_with(&client, address).await
 }
 
-async fn ask_with(client: &Watched<Client>, address: SocketAddr) -> Result<String, Error> {
+async fn ask_with(client: &Reloading<Client>, address: SocketAddr) -> Result<String, Error> {
     let url = Url::parse(&format!("https://{address}/names")).unwrap();
     let reply = client.get().post_json(&url, &[], Bytes::new()).await?;
     Ok(String::from_utf8(reply.body.to_vec()).unwrap())

@@ -1,6 +1,7 @@
 //! A Postgres database: `RAP_BENCH=postgres cargo bench -p rap-runtime`.
 //!
-//! Everything is compared with pgbench on the same server in the same run: one transaction for each step, with the same tables.
+//! Everything is compared with pgbench on the same server in the same run: one transaction for each step, with the same
+//! tables.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -26,8 +27,8 @@ const CLIENTS: u32 = 8;
 /// Numbers of tasks that wake sleeping threads.
 const WAKERS: u64 = 64;
 
-/// One step in a transaction of its own, as a store without batches writes it: it locks and reads a head, updates it, and adds
-/// two entries and a call, in tables with all indexes of the store.
+/// One step in a transaction of its own, as a store without batches writes it: it locks and reads a head, updates it,
+/// and adds two entries and a call, in tables with all indexes of the store.
 const STEP: &str = "\\set t random(1, 1000)
 BEGIN;
 SELECT head FROM threads WHERE no = :t FOR UPDATE;

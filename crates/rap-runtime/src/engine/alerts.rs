@@ -16,7 +16,7 @@ use rap_protocol::retry::{Attempt, Next, Outcome, RetryPolicy, after_attempt};
 use serde_json::json;
 
 use super::Engine;
-use crate::settings::Notify;
+use crate::settings::AlertDestination;
 use crate::store::{Alert, AlertRule, DeliveryKind, DeliveryRecord, ThreadRow, Visibility, outcome_after};
 use crate::world::{MessageKind, To};
 
@@ -35,7 +35,7 @@ const LONGEST_SLEEP: Duration = Duration::from_secs(10);
 /// Status with which a destination says that it does not exist any more.
 const GONE: u16 = 410;
 
-impl Notify {
+impl AlertDestination {
     /// Returns the rule by which the store makes alerts for this destination.
     pub(crate) fn rule(&self) -> AlertRule {
         AlertRule { destination: self.key(), on: self.on.clone() }
@@ -87,7 +87,7 @@ impl Engine {
     }
 
     /// Makes one attempt to send an alert.
-    async fn send_alert(&self, destination: &Notify, alert: Alert) {
+    async fn send_alert(&self, destination: &AlertDestination, alert: Alert) {
         let row = self.store.thread(&alert.thread, &Visibility::All).await.ok();
         let body = self.alert_body(&alert, row.as_ref());
         let key = destination.key();

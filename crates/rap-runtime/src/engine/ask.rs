@@ -14,7 +14,9 @@ use super::run::{LONGEST_RETRY, WorkOutcome};
 use super::summary::{ModelRef, TurnContext, size};
 use super::{Engine, built_in};
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, ModelAnswer, ModelRequest, OfferedTool, OnDelta, Spent};
+use crate::model::{
+    self, AnswerMemory, HistoryScope, ModelAnswer, ModelRequest, OfferedTool, OnDelta, Spent,
+};
 use crate::settings::{Agent, Permissions, Settings};
 use crate::store::{self, AskWork, Message, Signal, Target, Thread, WorkKind, WorkQueue};
 use crate::toolsets::SessionTools;
@@ -55,10 +57,13 @@ impl Engine {
         let AskWork { thread, turn, .. } = work;
         let within = self.settings.limits.model_timeout;
         let number = work.attempts.saturating_add(1);
-        let apply = |input| WorkOutcome::Apply(Box::new(Message::new(Target::Key(thread.key), input)));
+        let message = |input| Message::new(Target::Key(thread.key), input);
+        let apply = |input| WorkOutcome::apply(message(input));
         let fail = |why, retry| apply(Input::TurnFailed { turn: *turn, why, retry });
         let began = self.now();
-        let asked = tokio::time::timeout(within, self.ask_once(work, number, position, tokens)).await;
+        let memory = self.answer_memory(thread, position);
+        let asked = self.ask_once(work, number, position, (tokens, &memory));
+        let asked = tokio::time::timeout(within, asked).await;
         let asked = asked.unwrap_or_else(|_| {
             Err(Failure::Model(model::Error::retry(format!("no answer within {within:?}"))))
         });
@@ -71,7 +76,7 @@ impl Engine {
             Ok(input) => {
                 // The input has them.
                 tokens.answered.take();
-                return apply(input);
+                return WorkOutcome::Apply(Box::new(message(input)), memory);
             }
             Err(Failure::Model(error)) => error,
             // The model is not at fault, and a failed turn could not be stored either.
@@ -86,15 +91,15 @@ impl Engine {
                 return fail(why, TurnRetry::Never);
             }
         };
-        if let model::Error::TooLong { why } = error {
-            return apply(Input::PromptTooLong { turn: *turn, why });
-        }
-        tracing::warn!(thread = %thread.id, turn, attempt = number, why = %error, "the model could not be asked");
+        tracing::warn!(thread = %thread.id, turn, attempt = number, why = %error, "the model request failed");
         match self.next_attempt((thread, *turn), number, position, &error) {
             Ok((at, attempts)) => {
                 let why = error.to_string();
                 self.announce_retry(thread, &why, at);
                 WorkOutcome::Retry { at, attempts, outcome: why }
+            }
+            Err(TurnRetry::Never) if matches!(error, model::Error::TooLong { .. }) => {
+                apply(Input::PromptTooLong { turn: *turn, why: error.to_string() })
             }
             Err(retry) => fail(error.to_string(), retry),
         }
@@ -114,8 +119,8 @@ impl Engine {
         let list = self.model_list(thread);
         let has_next = position + 1 < list.count;
         let retry_after = match error {
-            // Another model may take the request.
-            _ if has_next && matches!(error, model::Error::Refused { .. }) => {
+            // Another model may take the request, such as one with a larger window.
+            _ if has_next && !matches!(error, model::Error::Retry { .. }) => {
                 let attempts = each.saturating_mul(position as u32 + 1);
                 return Ok((now.plus(PAUSES.0), attempts.max(number)));
             }
@@ -158,10 +163,8 @@ impl Engine {
     fn announce_retry(&self, thread: &Arc<Thread>, why: &str, at: Timestamp) {
         let pause = at.since(self.now());
         let clock = rap_api::Time::from_millis(at.0).to_string();
-        let text = format!(
-            "the model could not be asked: {why}; trying again in {pause:.1?}, at {} UTC",
-            &clock[11..19]
-        );
+        let text =
+            format!("the model request failed: {why}; retrying in {pause:.1?}, at {} UTC", &clock[11..19]);
         self.tell_peers(|| Signal::Notice { thread: thread.key, text: text.clone() });
         self.hub.publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text: text.into() });
     }
@@ -267,10 +270,12 @@ impl Engine {
             Err(Failure::Model(model::Error::Retry { why, retry_after })) => (why, false, *retry_after),
             Err(Failure::Model(model::Error::Refused { why, every_request: true })) => (why, true, None),
             // The model may answer other requests.
-            Err(Failure::Model(model::Error::Refused { why, every_request: false })) => {
+            Err(Failure::Model(
+                model::Error::Refused { why, every_request: false } | model::Error::TooLong { why, .. },
+            )) => {
                 return self.outages().refused((thread.key, turn), position, why.clone());
             }
-            Err(Failure::Model(model::Error::TooLong { .. }) | Failure::Store(_)) => return,
+            Err(Failure::Store(_)) => return,
         };
         let not_before = retry_after.map(|pause| now.plus(pause.min(MAX_RETRY_AFTER)));
         let failed = FailedRequest { thread: thread.key, began, why: why.clone(), refused, not_before };
@@ -286,7 +291,7 @@ impl Engine {
         work: &AskWork,
         attempt: u32,
         position: usize,
-        tokens: &UnstoredTokens,
+        (tokens, memory): (&UnstoredTokens, &AnswerMemory),
     ) -> Result<Input, Failure> {
         let AskWork { thread, head, turn, up_to, .. } = work;
         let (turn, up_to) = (*turn, *up_to);
@@ -296,14 +301,15 @@ impl Engine {
         let chosen = self.model_at(agent, position);
         let request = ModelRequest {
             system: agent.system.clone(),
-            entries: self.entries(thread, up_to, &chosen).await?,
+            entries: self.entries_within(memory, thread, up_to, &chosen).await?,
             tools: self.offer_tools(thread, agent, cause, &tools, head),
             turn,
             images: chosen.images,
             spent: tokens.spent.clone(),
+            memory: memory.clone(),
         };
         let size = size(&chosen, head, up_to, &request);
-        let context = TurnContext { thread, turn, agent, chosen, head, size, tokens };
+        let context = TurnContext { thread, turn, agent, chosen, head, size, tokens, memory };
         // A failed summary is not repeated for the same request, unless the server refuses the request as too long.
         if attempt == 1
             && let Some(summary) = self.summarise_if_too_long(&context).await?
@@ -323,7 +329,9 @@ impl Engine {
         let answer = self.send_to_model(thread, &chosen, request, &mut on_delta).await;
         self.count_request(&thread.agent, timer.elapsed(), &answer);
         let answer = match timer.finish(answer) {
-            Err(model::Error::TooLong { why }) => return self.summarise_after_refusal(&context, why).await,
+            Err(model::Error::TooLong { why, .. }) => {
+                return self.summarise_after_refusal(&context, why).await;
+            }
             answer => answer.map_err(Failure::Model)?,
         };
         tokens.answered.set(answer.usage);
@@ -332,6 +340,13 @@ impl Engine {
         show(&mut calls, &tools, self.world.blocking).await;
         let answer = TurnAnswer { text: answer.text, calls, thoughts: answer.thoughts, usage: answer.usage };
         Ok(Input::TurnEnded { turn, answer })
+    }
+
+    /// Returns memory for the answer of the model at a position of the agent's list.
+    fn answer_memory(&self, thread: &Thread, position: usize) -> AnswerMemory {
+        let agent = self.agent(&thread.agent).ok();
+        let server = agent.map(|agent| self.model_at(agent, position).model.destination());
+        server.map(|server| self.model_memory.of(server)).unwrap_or_default()
     }
 
     /// Returns a model of the agent's list, which begins with its own model, or the default one.
@@ -374,6 +389,24 @@ impl Engine {
         let found = self.settings.agents.iter().find(|agent| agent.name == name);
         let why = || format!("the agent `{name}` is no longer configured");
         found.ok_or_else(|| Failure::Model(model::Error::refused(why())))
+    }
+
+    /// Loads the entries of a request. If there is no memory for them, waits for it without them and loads them again.
+    async fn entries_within(
+        &self,
+        memory: &AnswerMemory,
+        thread: &Arc<Thread>,
+        up_to: Seq,
+        chosen: &ModelRef<'_>,
+    ) -> Result<Vec<Entry>, store::Error> {
+        let entries = self.entries(thread, up_to, chosen).await?;
+        let bytes = model::size_of(&entries);
+        if memory.take_for_request(bytes) {
+            return Ok(entries);
+        }
+        drop(entries);
+        memory.wait_for_request(bytes).await;
+        self.entries(thread, up_to, chosen).await
     }
 
     async fn entries(

@@ -99,8 +99,8 @@ pub(super) fn offered(has_parent: bool) -> impl Iterator<Item = OfferedTool> {
 // Argued: SE-28 the descriptions ask for it, and this one names what is still active
 pub(super) fn close_thread(active: &[Subscription]) -> OfferedTool {
     let mut description =
-        "Close this conversation permanently when its work is done. Other calls in the same answer \
-                           are not carried out. Cancel subscriptions first."
+        "Close this conversation permanently when its work is done. Calls to tool servers in the same \
+         answer, and calls after this one, are not carried out. Cancel subscriptions first."
             .to_owned();
     if !active.is_empty() {
         let names: Vec<String> = active

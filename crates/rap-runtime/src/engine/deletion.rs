@@ -64,7 +64,7 @@ impl Engine {
                     Ok(sessions) => tracing::info!(sessions, "closed sessions have expired and are deleted"),
                     Err(store::Error::Closed) => return,
                     Err(error) => {
-                        tracing::warn!(why = error.with_sources(), "expired sessions were not found");
+                        tracing::warn!(why = error.with_sources(), "expired sessions could not be looked up");
                     }
                 }
                 let (shortest, longest) = EXPIRE_EVERY;

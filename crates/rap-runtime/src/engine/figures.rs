@@ -1,5 +1,5 @@
-//! Figures of agents over time. They are counted in memory and written after a short pause; nothing waits for them. What was
-//! counted since the last write is lost if the process is killed.
+//! Statistics of agents over time, in intervals of ten minutes. They are counted in memory and written after a short
+//! pause; nothing waits for them. What was counted since the last write is lost if the process is killed.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};

@@ -65,9 +65,9 @@ impl Engine {
         self.store.fleet().is_none_or(|fleet| !fleet.has_peers() || fleet.holds_lease())
     }
 
-    /// Returns false if requests about calls of this destination are the work of another node, because the process that has the
-    /// calls is there.
-    pub(super) fn hosts(&self, destination: &str) -> bool {
+    /// Returns false if requests about calls of this destination are the work of another node, because the process that
+    /// has the calls is there.
+    pub(crate) fn hosts(&self, destination: &str) -> bool {
         self.store.fleet().is_none_or(|fleet| fleet.hosts(destination))
     }
 
@@ -120,16 +120,16 @@ impl Engine {
         }
     }
 
-    /// Finds out what signals of other nodes would have said: streams read again or end, and so do requests of clients whose token
-    /// was revoked and model requests that are no longer needed.
+    /// Finds out what signals of other nodes would have said: streams read again or end, and so do requests of clients
+    /// whose token was revoked and model requests that are no longer needed.
     async fn read_everything_again(&self, fleet: &dyn Fleet) {
         self.hub.publish_missed();
         self.revocations.send_replace(());
         self.abandon_lost_model_requests(fleet).await;
     }
 
-    /// Abandons the model requests that are no longer needed, or that another node has taken over, because the lease of this one had
-    /// run out.
+    /// Abandons the model requests that are no longer needed, or that another node has taken over, because the lease of
+    /// this one had run out.
     async fn abandon_lost_model_requests(&self, fleet: &dyn Fleet) {
         let in_progress = self.dispatcher.model_requests();
         match fleet.lost_model_requests(in_progress).await {

@@ -48,7 +48,7 @@ impl Engine {
         };
         self.audit(work, number, outcome, began.elapsed());
         let input = Input::ToolResult { call: call.id.clone(), result: ToolResult::text(text) };
-        WorkOutcome::Apply(Box::new(Message::new(Target::Key(thread.key), input)))
+        WorkOutcome::apply(Message::new(Target::Key(thread.key), input))
     }
 
     fn too_long(&self, bytes: usize) -> String {

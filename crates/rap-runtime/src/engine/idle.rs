@@ -64,7 +64,8 @@ impl Engine {
         Ok(false)
     }
 
-    /// Returns false if another node may have died with claimed work. When its lease runs out, this node takes the work over.
+    /// Returns false if another node may have died with claimed work. When its lease runs out, this node takes the work
+    /// over.
     async fn others_do_their_work(&self, since: Timestamp) -> Result<bool, store::Error> {
         match self.store.fleet() {
             Some(fleet) => fleet.others_renewed(since).await,

@@ -19,7 +19,7 @@ use crate::store::{
     self, DeliveryKind, DeliveryOutcome, DeliveryRecord, InvokeWork, Message, SessionToolset, Target,
 };
 use crate::telemetry::Telemetry;
-use crate::toolsets::{Refresh, ServerTools, may_have_credentials};
+use crate::toolsets::{NO_MEMORY, Refresh, ServerTools, may_have_credentials};
 use crate::world::{MessageKind, To};
 
 /// Recorded outcome of an invocation that was refused because the server has another version of its tools. It is not
@@ -159,9 +159,11 @@ impl Engine {
             Ok(tools) => tools,
             Err(error) => return SendOutcome::StoreFailed(error),
         };
-        let Some(server_tools) =
-            tools.server(&call.server.0).filter(|server_tools| server_tools.toolset.is_some())
-        else {
+        let server_tools = tools.server(&call.server.0);
+        if server_tools.is_some_and(|server_tools| server_tools.lacks_memory) {
+            return SendOutcome::Answered(Outcome::NoAnswer, NO_MEMORY.into());
+        }
+        let Some(server_tools) = server_tools.filter(|server_tools| server_tools.toolset.is_some()) else {
             return SendOutcome::CannotSend("the tool server no longer offers any tools".into());
         };
         let trace = self.telemetry.as_ref().map(|_| Telemetry::invocation_context(work));
@@ -259,5 +261,5 @@ impl Engine {
 fn failed(work: &InvokeWork, text: String, toolset: Option<SessionToolset>) -> WorkOutcome {
     let input = Input::CallFailed { call: work.call.id.clone(), text };
     let message = Message { toolset, ..Message::new(Target::Key(work.thread.key), input) };
-    WorkOutcome::Apply(Box::new(message))
+    WorkOutcome::apply(message)
 }

@@ -4,29 +4,33 @@
 //! sent, and the destination checks them. Until then any failure, even a crash, puts the session back into use. From
 //! then on it belongs to the destination: this runtime tells it to start the session until it confirms that, and
 //! deletes the parcel. So at most one of the two uses the session.
+//!
+//! A destination that does not have the session any more, or does not answer for longer than it would keep it, ends the move
+//! as `lost`: the parcel stays here, out of use, until a person moves the session again.
 
 mod calls;
 mod forward;
 mod peer;
 
-use std::collections::{HashMap, HashSet};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use bytes::Bytes;
-use rap_api::{ArrivedSession, Destination, DestinationServer, Migrate, Move, StartSession};
+use rap_api::{Destination, DestinationServer, Migrate, Move, StartSession};
 use rap_io::client::{Client, ClientLimits};
-use rap_protocol::{CLOSE_THREAD_PATH, CloseThread, MIGRATE_PATH, ThreadId};
+use rap_protocol::{CLOSE_THREAD_PATH, CloseThread, MIGRATE_PATH, ThreadId, Timestamp};
 use serde_json::json;
 use url::Url;
 
 use self::calls::{InProgress, Marker};
 pub(crate) use self::forward::{Forwarded, Forwarding};
-use self::peer::{ANSWER_BYTES, Peer, PeerClient};
+use self::peer::{ANSWER_BYTES, Peer, PeerClient, StartAnswer, reason};
 use super::Engine;
 use crate::settings::ToolServer;
 use crate::store::transfer::{Checker, Origin, PAGE_ROWS, Parcel, ParcelState, Record};
 use crate::store::{self, Fleet, SessionKey, Visibility};
+use crate::toolsets::NO_MEMORY;
 use crate::transfer::Arrival;
 use crate::world::{MessageKind, To};
 
@@ -42,6 +46,8 @@ const REMEMBERED: usize = 1_000;
 const PAGE_BYTES: usize = 4 * 1024 * 1024;
 /// Time after which a session that has arrived and was never started is discarded.
 const ARRIVAL_LIFETIME: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Time after which a destination that does not start the session is given up. It keeps the session for a day less.
+const START_FOR: Duration = Duration::from_secs(8 * 24 * 3600);
 
 /// Reason why a session was not moved. The session continues here.
 #[derive(Debug, thiserror::Error)]
@@ -65,11 +71,33 @@ pub(crate) enum MoveRefused {
 
 /// Outcomes of moves, for people who ask.
 #[derive(Default)]
-pub(crate) struct Moves(Mutex<HashMap<ThreadId, Move>>);
+pub(crate) struct Moves {
+    leaving: Mutex<HashMap<ThreadId, Move>>,
+    /// Sessions that were started here, the oldest first.
+    arrived: Mutex<VecDeque<ThreadId>>,
+}
+
+fn outcome(state: &str, why: Option<String>) -> Move {
+    Move { state: state.into(), why }
+}
 
 impl Moves {
     fn state(&self) -> MutexGuard<'_, HashMap<ThreadId, Move>> {
-        self.0.lock().unwrap_or_else(PoisonError::into_inner)
+        self.leaving.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Remembers a session that was moved here and started.
+    pub(crate) fn note_arrival(&self, session: ThreadId) {
+        let mut arrived = self.arrived.lock().unwrap_or_else(PoisonError::into_inner);
+        if arrived.len() >= REMEMBERED {
+            arrived.pop_front();
+        }
+        arrived.push_back(session);
+    }
+
+    /// Returns true if a session was moved here and started, whatever became of it.
+    pub(crate) fn has_arrived(&self, session: &ThreadId) -> bool {
+        self.arrived.lock().unwrap_or_else(PoisonError::into_inner).contains(session)
     }
 
     fn begin(&self, session: &ThreadId) -> bool {
@@ -83,22 +111,26 @@ impl Moves {
         if state.len() >= REMEMBERED {
             state.retain(|_, one| is_moving(one));
         }
-        state.insert(session.clone(), Move { state: "moving".into(), why: None });
+        state.insert(session.clone(), outcome("moving", None));
         true
     }
 
     /// Begins to finish a move of an earlier process or another node. Returns false if it is in progress here.
     fn resume(&self, session: &ThreadId) -> bool {
-        let moving = Move { state: "moving".into(), why: None };
+        let moving = outcome("moving", None);
         self.state().insert(session.clone(), moving).is_none_or(|before| before.state != "moving")
     }
 
-    fn end(&self, session: &ThreadId, outcome: &Result<(), MoveFailed>) {
-        let (state, why) = match outcome {
-            Ok(()) => ("moved", None),
-            Err(failed) => ("failed", Some(failed.to_string())),
-        };
-        self.state().insert(session.clone(), Move { state: state.into(), why });
+    fn end(&self, session: &ThreadId, ended: Result<Move, MoveFailed>) {
+        let ended = ended.unwrap_or_else(|failed| outcome("failed", Some(failed.to_string())));
+        self.state().insert(session.clone(), ended);
+    }
+
+    /// Begins to take a lost session back. Returns its outcome so far, or `None` if it is not lost.
+    fn begin_reclaim(&self, session: &ThreadId) -> Option<Move> {
+        let mut state = self.state();
+        let lost = state.get_mut(session).filter(|one| one.state == "lost")?;
+        Some(std::mem::replace(lost, outcome("moving", None)))
     }
 
     pub(crate) fn get(&self, session: &ThreadId) -> Option<Move> {
@@ -113,6 +145,12 @@ impl Engine {
         session: ThreadId,
         request: Migrate,
     ) -> Result<(), MoveRefused> {
+        if let Some(lost) = self.moves.begin_reclaim(&session) {
+            let reclaimed = self.reclaim(&session).await;
+            let back = || Err(MoveFailed("it was lost, and is back in use".into()));
+            self.moves.end(&session, if reclaimed.is_ok() { back() } else { Ok(lost) });
+            reclaimed?;
+        }
         let row = self.store.thread(&session, &Visibility::All).await.map_err(MoveRefused::Store)?;
         if row.thread.parent.is_some() {
             let why = format!("{session} is not a session: move its root thread {}", row.root_id);
@@ -136,8 +174,34 @@ impl Engine {
             if let Err(failed) = &outcome {
                 tracing::warn!(%session, why = %failed, "the session was not moved and continues here");
             }
-            engine.moves.end(&session, &outcome);
+            engine.moves.end(&session, outcome);
         });
+        Ok(())
+    }
+
+    /// Puts a session back into use whose move was lost, unless its destination has it.
+    async fn reclaim(self: &Arc<Self>, session: &ThreadId) -> Result<(), MoveRefused> {
+        let parcels = self.store.parcels().await.map_err(MoveRefused::Store)?;
+        let is_this = |parcel: &Parcel| parcel.session == *session && parcel.state == ParcelState::Left;
+        let Some(parcel) = parcels.into_iter().find(is_this) else { return Ok(()) };
+        let peer = self.open_peer(&parcel);
+        let to = peer.as_ref().and_then(|peer| Url::parse(&peer.to).ok());
+        let unreadable = || MoveRefused::Invalid("the destination of its last move cannot be read".into());
+        let (peer, to) = peer.zip(to).ok_or_else(unreadable)?;
+        let client = self.peer_client(to, peer);
+        let refused = |why: String| {
+            MoveRefused::Invalid(format!(
+                "the last move of the session to {} is not over: {why}",
+                client.peer.to
+            ))
+        };
+        match client.has_thread(session).await {
+            Ok(false) => {}
+            Ok(true) => return Err(refused("that runtime has the session".into())),
+            Err(failed) => return Err(refused(failed.to_string())),
+        }
+        self.store.reclaim(session).await.map_err(MoveRefused::Store)?;
+        self.take_back(session, &client).await;
         Ok(())
     }
 
@@ -153,7 +217,8 @@ impl Engine {
         session: &ThreadId,
         key: SessionKey,
         mut client: PeerClient,
-    ) -> Result<(), MoveFailed> {
+    ) -> Result<Move, MoveFailed> {
+        let since = self.now();
         let destination = client.destination().await?;
         // Tool servers must not copy calls to a destination where another thread with this id would start them.
         if client.has_thread(session).await? {
@@ -173,7 +238,7 @@ impl Engine {
             return Err(error.into());
         }
         in_progress.extend(self.dispatcher.invocations());
-        tracing::info!(%session, "the session is stopped, to be moved");
+        tracing::info!(%session, "the session was stopped for a move");
         let transferred = match self.check_calls(session, &client.peer, &destination, &in_progress).await {
             Ok(()) => self.transfer(session, &client, &servers, &in_progress).await,
             refused => refused,
@@ -183,8 +248,7 @@ impl Engine {
             return Err(failed);
         }
         self.mark_left(session, &sealed).await?;
-        self.complete_move(session, &client).await;
-        Ok(())
+        Ok(self.complete_move(session, &client, since).await)
     }
 
     /// Records that the destination has the session. Waits while the store is unavailable.
@@ -213,14 +277,25 @@ impl Engine {
         destination: &Destination,
     ) -> Result<Vec<(ToolServer, DestinationServer)>, MoveFailed> {
         let tools = self.toolsets.load(session).await?;
+        if tools.servers.iter().any(|server| server.lacks_memory) {
+            return Err(MoveFailed(NO_MEMORY.into()));
+        }
         let mut servers = Vec::new();
         for server in &self.settings.tool_servers {
             let toolset = tools.server(&server.url).and_then(|tools| tools.toolset.as_ref());
             let Some(toolset) = toolset.filter(|toolset| toolset.needs_migration) else { continue };
             let same_name = |other: &&DestinationServer| other.name.as_deref() == Some(toolset.name.as_str());
             let Some(other) = destination.tool_servers.iter().find(same_name) else {
+                let unnamed = destination.tool_servers.iter().filter(|other| other.name.is_none()).count();
+                let hint = match unnamed {
+                    0 => String::new(),
+                    _ => format!(
+                        " (it has {unnamed} whose toolset it does not know yet: it fetches them when a session begins there)"
+                    ),
+                };
                 return Err(MoveFailed(format!(
-                    "the tool server {} has state of the session, and the destination has no tool server of that name",
+                    "the tool server {} has state of the session, and the destination has no tool server of that \
+                     name{hint}",
                     toolset.name
                 )));
             };
@@ -281,7 +356,7 @@ impl Engine {
         let body = json!({"session_id": session, "destination_url": to}).to_string();
         match self.world.http.post(MessageKind::Migrate, to_server, Bytes::from(body)).await {
             Ok(reply) if reply.status == 200 => Ok(()),
-            Ok(reply) => Err(failed(format!("it answered {}", reply.status))),
+            Ok(reply) => Err(failed(format!("it answered {}: {}", reply.status, reason(&reply.body)))),
             Err(error) => Err(failed(error.to_string())),
         }
     }
@@ -290,7 +365,11 @@ impl Engine {
     async fn take_back(self: &Arc<Self>, session: &ThreadId, client: &PeerClient) {
         let discard = client.post::<serde_json::Value>(session, "discard", None, Bytes::from_static(b"{}"));
         if let Err(failed) = discard.await {
-            tracing::info!(%session, why = %failed, "the destination discards the session by itself");
+            tracing::info!(
+                %session,
+                why = %failed,
+                "the destination could not be told to discard the session; it will do so on its own"
+            );
         }
         self.restore(session).await;
     }
@@ -321,21 +400,32 @@ impl Engine {
         self.clock_due.notify_one();
     }
 
-    /// Has the destination start the session, and deletes it here.
-    async fn complete_move(self: &Arc<Self>, session: &ThreadId, client: &PeerClient) {
+    /// Has the destination start the session, and deletes it here. `since` is the time at which the move began. Returns the
+    /// outcome, which is `moving` if this runtime stops before.
+    async fn complete_move(
+        self: &Arc<Self>,
+        session: &ThreadId,
+        client: &PeerClient,
+        since: Timestamp,
+    ) -> Move {
         let (mut pause, longest) = START_PAUSE;
         let body = json!(StartSession { end_calls: client.peer.end_calls }).to_string();
         loop {
-            let started =
-                client.post::<ArrivedSession>(session, "start", None, Bytes::from(body.clone())).await;
-            let Err(failed) = started else { break };
+            let failed = match client.start(session, Bytes::from(body.clone())).await {
+                Ok(StartAnswer::InUse) => break,
+                Ok(StartAnswer::Unknown) => return lost(session, "it does not have the session any more"),
+                Err(failed) if since.plus(START_FOR) < self.now() => {
+                    return lost(session, &failed.to_string());
+                }
+                Err(failed) => failed,
+            };
             tracing::warn!(%session, why = %failed, "the destination has not started the session yet");
             tokio::select! {
-                () = self.stop.cancelled() => return,
+                () = self.stop.cancelled() => return outcome("moving", None),
                 () = tokio::time::sleep(pause) => pause = (pause * 2).min(longest),
             }
         }
-        let Some(threads) = self.forget_moved(session, client).await else { return };
+        let Some(threads) = self.forget_moved(session, client).await else { return outcome("moving", None) };
         tracing::info!(target: "rap::audit", %session, to = %rap_protocol::redact::url(&client.to), "a session was moved");
         for server in
             self.settings.tool_servers.iter().filter(|server| client.peer.servers.contains(&server.url))
@@ -344,6 +434,7 @@ impl Engine {
                 self.close_at(server, thread).await;
             }
         }
+        outcome("moved", None)
     }
 
     /// Deletes a session that the destination has started, which gets the callbacks of its threads from now on. Waits
@@ -435,24 +526,24 @@ impl Engine {
                 ParcelState::Leaving => {
                     self.restore(&session).await;
                     let why = "the node that moved it ended before the destination had it";
-                    self.moves.end(&session, &Err(MoveFailed(why.into())));
+                    self.moves.end(&session, Err(MoveFailed(why.into())));
                 }
                 ParcelState::Left => {
                     let to = peer.as_ref().and_then(|peer| Url::parse(&peer.to).ok());
                     let Some((peer, to)) = peer.zip(to) else {
                         tracing::error!(%session, "the destination of a session that was moved cannot be read");
-                        self.moves.end(&session, &Err(MoveFailed("its destination cannot be read".into())));
+                        self.moves.end(&session, Err(MoveFailed("its destination cannot be read".into())));
                         continue;
                     };
                     let (engine, client) = (Arc::clone(&self), self.peer_client(to, peer));
                     self.tasks.spawn(async move {
-                        engine.complete_move(&session, &client).await;
-                        engine.moves.end(&session, &Ok(()));
+                        let ended = engine.complete_move(&session, &client, parcel.at).await;
+                        engine.moves.end(&session, Ok(ended));
                     });
                 }
                 ParcelState::Arriving if parcel.at.plus(ARRIVAL_LIFETIME) < self.now() => {
                     if let Err(error) = self.store.drop_parcel(&session).await {
-                        tracing::warn!(%session, why = error.with_sources(), "an old arrival cannot be discarded");
+                        tracing::warn!(%session, why = error.with_sources(), "an unfinished import could not be discarded");
                     }
                 }
                 ParcelState::Arriving => {}
@@ -460,12 +551,23 @@ impl Engine {
         }
     }
 
+    /// Returns the URL at which this runtime takes state for a tool server that the program around it starts.
+    fn started_url(&self, server: &str) -> String {
+        format!("{}/started/{server}", self.settings.public_url.trim_end_matches('/'))
+    }
+
     /// Describes this runtime to one that moves a session here.
     pub(crate) async fn as_destination(&self) -> Result<Destination, store::Error> {
         let tools = self.toolsets.latest().await?;
         let servers = self.settings.tool_servers.iter().map(|server| {
             let toolset = tools.server(&server.url).and_then(|tools| tools.toolset.as_ref());
-            let address = server.at("").ok().map(|url| url.as_str().trim_end_matches('/').to_owned());
+            let address = match &server.started {
+                // Its port is not reached from another machine; see `http/started.rs`.
+                Some(started) if server.migration_key.is_some() => {
+                    started.port().map(|_| self.started_url(&server.url))
+                }
+                _ => server.at("").ok().map(|url| url.as_str().trim_end_matches('/').to_owned()),
+            };
             let name = toolset.map(|toolset| toolset.name.clone());
             DestinationServer { name, url: server.url.clone(), address }
         });
@@ -489,6 +591,17 @@ fn adapted(
         record.rename_server(&server.url, &to.url);
     }
     Ok(record.write())
+}
+
+/// Ends a move whose destination does not confirm that it has the session. It may have deleted it.
+fn lost(session: &ThreadId, why: &str) -> Move {
+    tracing::error!(
+        %session,
+        why,
+        "the destination of a session that was moved does not confirm that it has it; its records stay here, out of use: \
+         to use them, move the session again"
+    );
+    outcome("lost", Some(why.to_owned()))
 }
 
 fn peer_context(session: &ThreadId) -> Vec<u8> {

@@ -105,5 +105,5 @@ fn no_such_tool(name: &str, permissions: &Permissions, tools: &SessionTools) -> 
     if names.is_empty() {
         return format!("Error: there is no tool `{shown}`, and no other tool is available");
     }
-    format!("Error: there is no tool `{shown}`; there are: {}", names.join(", "))
+    format!("Error: there is no tool `{shown}`; available tools: {}", names.join(", "))
 }

@@ -14,6 +14,7 @@ use tokio_util::sync::CancellationToken;
 use super::ask::UnstoredTokens;
 use super::dispatch::Next;
 use super::{Engine, STORE_PAUSE};
+use crate::model::AnswerMemory;
 use crate::store::{
     self, AskWork, Message, SessionKey, Signal, Target, Thread, Work, WorkKey, WorkKind, WorkQueue,
 };
@@ -34,8 +35,9 @@ pub(super) enum WorkOutcome {
     AwaitTools(Arc<Thread>, AwaitedFetches, OwnedSemaphorePermit),
     /// The model request goes to another model, whose server has its own slots.
     Elsewhere(Arc<Thread>, WorkQueue),
-    /// The model answered, or the work failed. The message is applied to the thread.
-    Apply(Box<Message>),
+    /// The model answered, or the work failed. The message is applied to the thread. The answer keeps its memory until
+    /// then.
+    Apply(Box<Message>, AnswerMemory),
     /// A user's answer was delivered. If it cannot be, `failed` settles its call with an error.
     AnswerEnded { failed: Option<Input>, attempts: u32 },
     /// The attempt failed and is repeated at `at`.
@@ -44,6 +46,13 @@ pub(super) enum WorkOutcome {
     OtherHost,
     /// The store failed. The work is still stored and due.
     StoreFailed(store::Error),
+}
+
+impl WorkOutcome {
+    /// Returns the outcome of work without an answer of a model.
+    pub(super) fn apply(message: Message) -> WorkOutcome {
+        WorkOutcome::Apply(Box::new(message), AnswerMemory::default())
+    }
 }
 
 impl Engine {
@@ -204,7 +213,7 @@ impl Engine {
             WorkOutcome::Elsewhere(thread, to) => {
                 return self.move_ask(queue, to, &thread, key).await;
             }
-            WorkOutcome::Apply(message) => {
+            WorkOutcome::Apply(message, _memory) => {
                 rap_io::crash::point("after_answer");
                 if let Err(error) = self.apply_outcome(*message).await {
                     tracing::error!(

@@ -26,7 +26,7 @@ impl Engine {
                     // The call fails instead of being interrupted, so that a late result is not ignored.
                     false => Input::CallFailed { call: call.clone(), text: texts::CALL_LOST.into() },
                 };
-                WorkOutcome::Apply(Box::new(Message::new(Target::Key(thread.key), input)))
+                WorkOutcome::apply(Message::new(Target::Key(thread.key), input))
             }
             CheckResult::KeepChecking(check) => {
                 match self.store.record_check(thread.key, call, check).await {

@@ -14,9 +14,9 @@ use rap_agent::{Head, Input, Seq};
 use super::Engine;
 use super::ask::{Failure, UnstoredTokens};
 use crate::hub::LiveEvent;
-use crate::model::{self, HistoryScope, Model, ModelRequest, OfferedTool};
+use crate::model::{self, AnswerMemory, HistoryScope, Model, ModelRequest, OfferedTool};
 use crate::settings::{Agent, Window};
-use crate::store::{self, Thread};
+use crate::store::Thread;
 
 /// Smallest context window of any model, in tokens. Shorter prompts skip the lookup of the window.
 const MIN_WINDOW: u64 = 4_096;
@@ -52,10 +52,12 @@ pub(super) struct TurnContext<'a> {
     pub(super) size: PromptSize,
     /// Receives the tokens of the requests of this turn.
     pub(super) tokens: &'a UnstoredTokens,
+    /// Memory of its answer.
+    pub(super) memory: &'a AnswerMemory,
 }
 
 fn too_long(why: String) -> Failure {
-    Failure::Model(model::Error::TooLong { why })
+    Failure::Model(model::Error::TooLong { why, window: None })
 }
 
 /// Estimates the size of a request. It is zero for a model that reads no history.
@@ -65,9 +67,7 @@ pub(super) fn size(chosen: &ModelRef<'_>, head: &Head, up_to: Seq, request: &Mod
     }
     let since = usize::try_from(up_to.saturating_sub(head.answered_up_to())).unwrap_or(usize::MAX);
     let (before, since) = request.entries.split_at(request.entries.len().saturating_sub(since));
-    let tool = |tool: &OfferedTool| {
-        tool.name.len() + tool.description.len() + tool.schema.document().to_string().len()
-    };
+    let tool = |tool: &OfferedTool| tool.name.len() + tool.description.len() + tool.schema.document_bytes();
     let fixed_bytes = request.system.len() + request.tools.iter().map(tool).sum::<usize>();
     PromptParts {
         fixed_bytes,
@@ -93,7 +93,7 @@ impl Engine {
         let Some(window) = chosen.window().await else { return Ok(None) };
         match prompt_fit(size, window, share) {
             PromptFit::Fits => Ok(None),
-            PromptFit::Summarise => self.summarise(context).await.map_err(Failure::Store),
+            PromptFit::Summarise => self.summarise(context).await,
             PromptFit::CannotFit => Err(too_long(format!(
                 "the prompt cannot fit: the system prompt and the tools alone have at least {} tokens, and the model \
                  can read {window}; shorten the system prompt, allow fewer tools, or correct model.window",
@@ -109,7 +109,7 @@ impl Engine {
         context: &TurnContext<'_>,
         why: String,
     ) -> Result<Input, Failure> {
-        if let Some(summary) = self.summarise(context).await.map_err(Failure::Store)? {
+        if let Some(summary) = self.summarise(context).await? {
             return Ok(summary);
         }
         if context.head.summarisable_up_to().is_some() {
@@ -126,16 +126,17 @@ impl Engine {
     }
 
     /// Asks the model for a summary instead of an answer. Returns `None` if there is nothing to summarise or the model
-    /// fails.
-    pub(super) async fn summarise(&self, context: &TurnContext<'_>) -> Result<Option<Input>, store::Error> {
+    /// fails. If its server asks for a pause, that is an error, because the whole request must not be sent before either.
+    pub(super) async fn summarise(&self, context: &TurnContext<'_>) -> Result<Option<Input>, Failure> {
         let TurnContext { thread, turn, agent, chosen, head, .. } = *context;
         let Some(covers) = head.summarisable_up_to() else { return Ok(None) };
         let text = "the conversation is long; the model is asked to summarise it".into();
         self.hub.publish(thread.key, LiveEvent::Notice { thread: Arc::clone(thread), text });
         let entries = entries_to_summarise(self.store.prompt_entries(thread, covers).await?);
         let system = agent.system.clone();
-        let spent = context.tokens.spent.clone();
-        let request = ModelRequest { system, entries, tools: Arc::new([]), turn, images: false, spent };
+        let (spent, memory) = (context.tokens.spent.clone(), context.memory.clone());
+        let request =
+            ModelRequest { system, entries, tools: Arc::new([]), turn, images: false, spent, memory };
         let timer = self.metrics.start_request(&agent.name, chosen.position);
         let answer = self.send_to_model(thread, &chosen, request, &mut |_| {}).await;
         if let Ok(answer) = &answer {
@@ -150,6 +151,9 @@ impl Engine {
                 // The metrics have its tokens already.
                 self.apply_with_retry(thread.key, Input::UnusedAnswer(answer.usage)).await.ok();
                 "the summary is empty".to_owned()
+            }
+            Err(error @ model::Error::Retry { retry_after: Some(_), .. }) => {
+                return Err(Failure::Model(error));
             }
             Err(error) => error.to_string(),
         };

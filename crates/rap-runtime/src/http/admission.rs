@@ -1,10 +1,9 @@
-//! Shares of the server's resources. The use by one client or callback URL at the same time is bounded, so that it
-//! cannot keep the others out.
+//! Bounds what one client or callback URL can use at the same time, so that none can starve the others.
 
 use std::collections::HashMap;
 use std::hash::Hash;
 use std::pin::Pin;
-use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::task::{Context, Poll};
 use std::time::Duration;
 
@@ -13,10 +12,11 @@ use axum::http::{HeaderMap, StatusCode};
 use http_body::{Frame, SizeHint};
 use rap_io::body::{BodyError, BodyLimits, BodyMemory, ReceivedBody};
 use rap_protocol::CallId;
-use tokio::sync::{OwnedSemaphorePermit, Semaphore};
+use tokio::sync::{OwnedSemaphorePermit, Semaphore, SemaphorePermit};
 use tokio::time::Instant;
 
 use super::ErrorResponse;
+use crate::memory::{Grant, Memory, NoMemory, Share, Shares};
 use crate::settings::Limits;
 use crate::store::transfer::RECORD_BYTES;
 use crate::store::{Client, ThreadKey};
@@ -29,8 +29,20 @@ const RATES: usize = 16_384;
 const STREAMS_PER_CLIENT: usize = 256;
 /// Maximum number of requests that read from the store at the same time, in total and for one client. Further ones
 /// wait.
-const READERS: usize = 8;
+const READERS: usize = 16;
 const READERS_PER_CLIENT: usize = 4;
+/// Maximum number of large pages that are read and encoded at the same time, in total. It is less than the number of
+/// reads that the store does at the same time, so that other reads do not wait for them. A client has one.
+const LARGE_READERS: usize = 2;
+/// Maximum number of reads of the store at the same time for the metrics, for the readiness check, and to find tokens.
+/// Anybody can send such requests, and they must not take all reads of the store.
+const METRICS_READERS: usize = 1;
+const READINESS_READERS: usize = 1;
+const TOKEN_READERS: usize = 2;
+/// Maximum number of requests for the metrics at the same time. Further ones are refused.
+const SCRAPES: usize = 16;
+/// Maximum number of redirects after a sign-in that are passed on to one tool server at the same time.
+const CONSENTS_PER_SERVER: usize = 16;
 /// Number of clients from which those that read nothing are forgotten.
 const KNOWN_CLIENTS: usize = 1024;
 /// Memory for bodies of requests that are being received or processed, in bytes: in total, for one client, and the
@@ -38,19 +50,19 @@ const KNOWN_CLIENTS: usize = 1024;
 const REQUEST_BYTES: usize = 256 * 1024 * 1024;
 const REQUEST_BYTES_PER_CLIENT: usize = REQUEST_BYTES / 4;
 const CALLBACK_BYTES: usize = 32 * 1024 * 1024;
-/// Memory for sign-ins to the page, which anybody can send, in bytes.
+/// Memory for sign-ins to the web interface, which anybody can send, in bytes.
 const SIGN_IN_BYTES: usize = 1024 * 1024;
 /// Limits of one sign-in.
 const SIGN_IN: BodyLimits = BodyLimits { bytes: 4 * 1024, within: Duration::from_secs(5) };
 /// Memory for the records of sessions that arrive from another runtime, in bytes. The largest record fits.
-const ARRIVAL_BYTES: usize = 2 * RECORD_BYTES;
+const IMPORT_BYTES: usize = 2 * RECORD_BYTES;
 /// Limits of one page of records.
-const ARRIVAL: BodyLimits = BodyLimits { bytes: RECORD_BYTES, within: Duration::from_secs(60) };
-/// Memory for large answers that their readers have not read yet, in bytes, in total and for one client.
-const ANSWER_BYTES: usize = 128 * 1024 * 1024;
-const ANSWER_BYTES_PER_CLIENT: usize = ANSWER_BYTES / 2;
-/// Size up to which an answer is not counted, in bytes.
-pub(super) const SMALL_ANSWER: usize = 64 * 1024;
+const IMPORT: BodyLimits = BodyLimits { bytes: RECORD_BYTES, within: Duration::from_secs(60) };
+/// Memory for large responses that their readers have not read yet, in bytes, in total and for one client.
+const RESPONSE_BYTES: usize = 128 * 1024 * 1024;
+const RESPONSE_BYTES_PER_CLIENT: usize = RESPONSE_BYTES / 2;
+/// Size up to which a response is not counted, in bytes.
+pub(super) const SMALL_RESPONSE: usize = 64 * 1024;
 /// Maximum number of large bodies that are parsed at the same time.
 const PARSERS: usize = 2;
 
@@ -60,69 +72,10 @@ pub(super) enum Sender {
     Client(Client),
     /// Has a valid callback URL.
     Tool,
-    /// Wants to sign in to the page.
+    /// Wants to sign in to the web interface.
     Stranger,
     /// Moves a session here.
     Runtime,
-}
-
-/// Amounts in use, by user of the resource.
-struct Shares<K> {
-    used: Mutex<HashMap<K, usize>>,
-    each: usize,
-}
-
-/// Part of a share, which is given back when it is dropped.
-pub(crate) struct Share<K: Eq + Hash> {
-    shares: Arc<Shares<K>>,
-    key: K,
-    amount: usize,
-}
-
-impl<K: Eq + Hash + Clone> Shares<K> {
-    fn new(each: usize) -> Arc<Self> {
-        Arc::new(Shares { used: Mutex::default(), each })
-    }
-
-    fn used(&self) -> MutexGuard<'_, HashMap<K, usize>> {
-        self.used.lock().unwrap_or_else(PoisonError::into_inner)
-    }
-
-    /// Returns `None` if that is more than is left of the share.
-    fn take(self: &Arc<Self>, key: K, amount: usize) -> Option<Share<K>> {
-        let mut all = self.used();
-        let used = all.get(&key).copied().unwrap_or_default() + amount;
-        if used > self.each {
-            return None;
-        }
-        all.insert(key.clone(), used);
-        Some(Share { shares: Arc::clone(self), key, amount })
-    }
-}
-
-impl<K: Eq + Hash> Share<K> {
-    /// Gives back all but this amount.
-    fn shrink(&mut self, amount: usize) {
-        let mut all = self.shares.used.lock().unwrap_or_else(PoisonError::into_inner);
-        if let Some(used) = all.get_mut(&self.key) {
-            *used -= self.amount.saturating_sub(amount);
-            if *used == 0 {
-                all.remove(&self.key);
-            }
-        }
-        self.amount = self.amount.min(amount);
-    }
-
-    /// Adds another part of the same share.
-    fn merge(&mut self, mut other: Self) {
-        self.amount += std::mem::take(&mut other.amount);
-    }
-}
-
-impl<K: Eq + Hash> Drop for Share<K> {
-    fn drop(&mut self) {
-        self.shrink(0);
-    }
 }
 
 /// Rates by key. What is allowed in a second may come at once.
@@ -164,6 +117,7 @@ impl<K: Eq + Hash> Rates<K> {
 /// The resources of one client.
 struct ClientResources {
     readers: Arc<Semaphore>,
+    large_reader: Arc<Semaphore>,
     bodies: Arc<BodyMemory>,
 }
 
@@ -171,12 +125,16 @@ impl ClientResources {
     fn new() -> ClientResources {
         ClientResources {
             readers: Arc::new(Semaphore::new(READERS_PER_CLIENT)),
+            large_reader: Arc::new(Semaphore::new(1)),
             bodies: Arc::new(BodyMemory::new(REQUEST_BYTES_PER_CLIENT)),
         }
     }
 
     fn are_used(&self) -> bool {
-        Arc::strong_count(&self.readers) > 1 || Arc::strong_count(&self.bodies) > 1 || self.bodies.is_used()
+        let permits = [&self.readers, &self.large_reader];
+        permits.into_iter().any(|permits| Arc::strong_count(permits) > 1)
+            || Arc::strong_count(&self.bodies) > 1
+            || self.bodies.is_used()
     }
 }
 
@@ -185,7 +143,7 @@ pub(crate) struct Admission {
     request_memory: BodyMemory,
     callback_memory: BodyMemory,
     sign_in_memory: BodyMemory,
-    arrival_memory: BodyMemory,
+    import_memory: BodyMemory,
     body_limits: BodyLimits,
     callbacks: Arc<Shares<(ThreadKey, CallId)>>,
     rates: Rates<Client>,
@@ -193,33 +151,33 @@ pub(crate) struct Admission {
     requests: Arc<Shares<Client>>,
     streams: Arc<Shares<Client>>,
     readers: Arc<Semaphore>,
+    large_readers: Arc<Semaphore>,
+    scrapes: Semaphore,
+    metrics_readers: Semaphore,
+    readiness_readers: Semaphore,
+    token_readers: Semaphore,
+    consents: Arc<Shares<String>>,
     clients: Mutex<HashMap<Client, ClientResources>>,
-    answer_memory: Arc<Semaphore>,
-    answer_memory_of: Arc<Shares<Client>>,
+    response_memory: Memory<Client>,
     parsers: Semaphore,
 }
 
-/// Memory of an answer that its reader has not read yet. It is given back when it is dropped.
-pub(super) struct AnswerMemory {
-    permit: OwnedSemaphorePermit,
-    share: Share<Client>,
+async fn permit(permits: &Semaphore) -> SemaphorePermit<'_> {
+    permits.acquire().await.expect("bug: this semaphore is never closed")
 }
 
-impl AnswerMemory {
-    fn bytes(&self) -> usize {
-        self.share.amount
-    }
+/// Permit to read from the store: one of the client, and one of all.
+pub(super) type ReaderPermit = [OwnedSemaphorePermit; 2];
 
-    fn shrink(&mut self, bytes: usize) {
-        drop(self.permit.split(self.bytes().saturating_sub(bytes)));
-        self.share.shrink(bytes);
-    }
-
-    fn merge(&mut self, more: AnswerMemory) {
-        self.permit.merge(more.permit);
-        self.share.merge(more.share);
-    }
+/// Waits for a permit of each, first for the client's own, so that its requests wait for each other.
+async fn both(own: Arc<Semaphore>, all: Arc<Semaphore>) -> ReaderPermit {
+    let open = "bug: these semaphores are never closed";
+    let own = own.acquire_owned().await.expect(open);
+    [own, all.acquire_owned().await.expect(open)]
 }
+
+/// Memory of a response that its reader has not read yet. It is given back when it is dropped.
+pub(super) type ResponseMemory = Grant<Client>;
 
 impl Admission {
     pub(crate) fn new(limits: &Limits) -> Admission {
@@ -228,7 +186,7 @@ impl Admission {
             callback_memory: request_memory.with_own(CALLBACK_BYTES),
             request_memory,
             sign_in_memory: BodyMemory::new(SIGN_IN_BYTES),
-            arrival_memory: BodyMemory::new(ARRIVAL_BYTES),
+            import_memory: BodyMemory::new(IMPORT_BYTES),
             body_limits: BodyLimits { bytes: limits.body, within: limits.request_within },
             callbacks: Shares::new(REQUESTS_PER_CALLBACK_URL),
             rates: Rates::new(limits.requests_per_second),
@@ -236,9 +194,14 @@ impl Admission {
             requests: Shares::new(limits.connections.div_ceil(2)),
             streams: Shares::new(STREAMS_PER_CLIENT),
             readers: Arc::new(Semaphore::new(READERS)),
+            large_readers: Arc::new(Semaphore::new(LARGE_READERS)),
+            scrapes: Semaphore::new(SCRAPES),
+            metrics_readers: Semaphore::new(METRICS_READERS),
+            readiness_readers: Semaphore::new(READINESS_READERS),
+            token_readers: Semaphore::new(TOKEN_READERS),
+            consents: Shares::new(CONSENTS_PER_SERVER),
             clients: Mutex::default(),
-            answer_memory: Arc::new(Semaphore::new(ANSWER_BYTES)),
-            answer_memory_of: Shares::new(ANSWER_BYTES_PER_CLIENT),
+            response_memory: Memory::new(RESPONSE_BYTES, RESPONSE_BYTES_PER_CLIENT),
             parsers: Semaphore::new(PARSERS),
         }
     }
@@ -288,61 +251,61 @@ impl Admission {
             }
             Sender::Tool => self.callback_memory.read_json(headers, body, self.body_limits).await,
             Sender::Stranger => self.sign_in_memory.read_json(headers, body, SIGN_IN).await,
-            Sender::Runtime => self.arrival_memory.read(headers, body, ARRIVAL).await,
+            Sender::Runtime => self.import_memory.read(headers, body, IMPORT).await,
         }
     }
 
     /// Waits until a client may read from the store.
-    pub(super) async fn reader(&self, client: Client) -> [OwnedSemaphorePermit; 2] {
+    pub(super) async fn reader(&self, client: Client) -> ReaderPermit {
         let own = self.of_client(client, |resources| &resources.readers);
-        let open = "bug: these semaphores are never closed";
-        let own = own.acquire_owned().await.expect(open);
-        [own, Arc::clone(&self.readers).acquire_owned().await.expect(open)]
+        both(own, Arc::clone(&self.readers)).await
     }
 
-    /// Returns memory for an answer, or `Err` if the answers that were not read yet use too much. A small answer needs
-    /// none. An answer that is larger than a client's share takes all of it.
-    pub(super) fn answer(&self, client: Client, bytes: usize) -> Result<Option<AnswerMemory>, NoMemory> {
-        if bytes <= SMALL_ANSWER {
+    /// Waits until a client may read and encode a page of this size. A small page needs no further permit.
+    pub(super) async fn large_reader(&self, client: Client, bytes: usize) -> Option<ReaderPermit> {
+        if bytes <= SMALL_RESPONSE {
+            return None;
+        }
+        let own = self.of_client(client, |resources| &resources.large_reader);
+        Some(both(own, Arc::clone(&self.large_readers)).await)
+    }
+
+    /// Returns memory for a response, or `Err` if the responses that were not read yet use too much. A small response needs
+    /// none. A response that is larger than a client's share takes all of it.
+    pub(super) fn response(&self, client: Client, bytes: usize) -> Result<Option<ResponseMemory>, NoMemory> {
+        if bytes <= SMALL_RESPONSE {
             return Ok(None);
         }
-        self.take_answer_memory(client, bytes.min(ANSWER_BYTES_PER_CLIENT)).map(Some)
+        self.response_memory.take(client, bytes.min(RESPONSE_BYTES_PER_CLIENT)).map(Some)
     }
 
-    fn take_answer_memory(&self, client: Client, bytes: usize) -> Result<AnswerMemory, NoMemory> {
-        let share = self.answer_memory_of.take(client, bytes).ok_or(NoMemory)?;
-        let bytes = u32::try_from(bytes).map_err(|_| NoMemory)?;
-        let permit = Arc::clone(&self.answer_memory).try_acquire_many_owned(bytes).map_err(|_| NoMemory)?;
-        Ok(AnswerMemory { permit, share })
-    }
-
-    /// Adjusts memory to the size that an answer turned out to have.
-    pub(super) fn resize_answer(
+    /// Adjusts memory to the size that a response turned out to have.
+    pub(super) fn resize_response(
         &self,
         client: Client,
-        memory: Option<AnswerMemory>,
+        memory: Option<ResponseMemory>,
         bytes: usize,
-    ) -> Result<Option<AnswerMemory>, NoMemory> {
-        let Some(mut memory) = memory else { return self.answer(client, bytes) };
-        let bytes = bytes.min(ANSWER_BYTES_PER_CLIENT);
+    ) -> Result<Option<ResponseMemory>, NoMemory> {
+        let Some(mut memory) = memory else { return self.response(client, bytes) };
+        let bytes = bytes.min(RESPONSE_BYTES_PER_CLIENT);
         if bytes > memory.bytes() {
-            memory.merge(self.take_answer_memory(client, bytes - memory.bytes())?);
+            memory.merge(self.response_memory.take(client, bytes - memory.bytes())?);
         }
         memory.shrink(bytes);
         Ok(Some(memory))
     }
 
-    /// Like [`Admission::answer`], but waits for a limited time.
-    pub(super) async fn answer_within(
+    /// Like [`Admission::response`], but waits for a limited time.
+    pub(super) async fn response_within(
         &self,
         client: Client,
         bytes: usize,
         within: Duration,
-    ) -> Result<Option<AnswerMemory>, NoMemory> {
+    ) -> Result<Option<ResponseMemory>, NoMemory> {
         const PAUSE: Duration = Duration::from_millis(50);
         let waiting = async {
             loop {
-                match self.answer(client, bytes) {
+                match self.response(client, bytes) {
                     Ok(memory) => return memory,
                     Err(NoMemory) => tokio::time::sleep(PAUSE).await,
                 }
@@ -352,18 +315,35 @@ impl Admission {
     }
 
     /// Waits until a large body may be parsed.
-    pub(super) async fn parser(&self) -> tokio::sync::SemaphorePermit<'_> {
-        self.parsers.acquire().await.expect("bug: this semaphore is never closed")
+    pub(super) async fn parser(&self) -> SemaphorePermit<'_> {
+        permit(&self.parsers).await
+    }
+
+    /// Waits until the metrics may be read from the store. Returns `None` if too many others wait for that.
+    pub(super) async fn metrics_reader(&self) -> Option<[SemaphorePermit<'_>; 2]> {
+        let scrape = self.scrapes.try_acquire().ok()?;
+        Some([scrape, permit(&self.metrics_readers).await])
+    }
+
+    /// Waits until a readiness check may read from the store.
+    pub(super) async fn readiness_reader(&self) -> SemaphorePermit<'_> {
+        permit(&self.readiness_readers).await
+    }
+
+    /// Waits until a token may be looked up in the store.
+    pub(super) async fn token_reader(&self) -> SemaphorePermit<'_> {
+        permit(&self.token_readers).await
+    }
+
+    /// Returns `None` if too many redirects are being passed on to this tool server.
+    pub(super) fn consent(&self, server: &str) -> Option<Share<String>> {
+        self.consents.take(server.to_owned(), 1)
     }
 }
 
-/// The answers that were not read yet use too much memory.
-#[derive(Debug, PartialEq, Eq)]
-pub(super) struct NoMemory;
-
 impl From<NoMemory> for ErrorResponse {
     fn from(NoMemory: NoMemory) -> Self {
-        let message = "too many large answers of this client are not read yet; read them, then try again";
+        let message = "too many large responses of this client are not read yet; read them, then try again";
         ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "overloaded", message)
     }
 }
@@ -403,23 +383,12 @@ impl<T: Unpin> HttpBody for HoldingBody<T> {
 #[cfg(test)]
 mod tests {
     use axum::http::{HeaderValue, header};
+    use futures_util::FutureExt;
 
     use super::*;
 
     fn admission() -> Admission {
         Admission::new(&Limits::default())
-    }
-
-    #[test]
-    fn a_share_is_bounded_and_given_back() {
-        let shares = Shares::new(3);
-        let (two, _one) = (shares.take("a", 2).unwrap(), shares.take("a", 1).unwrap());
-        assert!(shares.take("a", 1).is_none());
-        assert!(shares.take("b", 3).is_some());
-        drop(two);
-        assert!(shares.take("a", 2).is_some());
-        drop(_one);
-        assert!(shares.used().is_empty());
     }
 
     #[test]
@@ -477,41 +446,41 @@ mod tests {
     }
 
     #[test]
-    fn one_client_cannot_use_the_memory_for_all_answers() {
+    fn one_client_cannot_use_the_memory_for_all_responses() {
         let (admission, large) = (admission(), 8 * 1024 * 1024);
         let (first, second) = (Client::Configured(0), Client::Configured(1));
         let mut held = Vec::new();
-        while let Ok(memory) = admission.answer(first, large) {
+        while let Ok(memory) = admission.response(first, large) {
             held.push(memory);
         }
-        assert_eq!(held.len(), ANSWER_BYTES_PER_CLIENT / large);
-        assert!(admission.answer(second, large).is_ok());
-        assert!(admission.answer(first, SMALL_ANSWER).is_ok_and(|memory| memory.is_none()));
+        assert_eq!(held.len(), RESPONSE_BYTES_PER_CLIENT / large);
+        assert!(admission.response(second, large).is_ok());
+        assert!(admission.response(first, SMALL_RESPONSE).is_ok_and(|memory| memory.is_none()));
         held.clear();
-        assert!(admission.answer(first, large).is_ok());
+        assert!(admission.response(first, large).is_ok());
     }
 
     #[test]
-    fn the_memory_of_an_answer_follows_its_size() {
+    fn the_memory_of_a_response_follows_its_size() {
         let (admission, client, mib) = (admission(), Client::Configured(0), 1024 * 1024);
         let left = || {
-            let used = admission.answer_memory_of.used().get(&client).copied().unwrap_or_default();
-            assert_eq!(ANSWER_BYTES - admission.answer_memory.available_permits(), used);
-            ANSWER_BYTES_PER_CLIENT - used
+            let used = admission.response_memory.used_by(&client);
+            assert_eq!(RESPONSE_BYTES - admission.response_memory.left(), used);
+            RESPONSE_BYTES_PER_CLIENT - used
         };
-        let memory = admission.answer(client, 8 * mib).unwrap();
-        let memory = admission.resize_answer(client, memory, mib).unwrap();
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT - mib);
-        let memory = admission.resize_answer(client, memory, 3 * mib).unwrap();
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT - 3 * mib);
-        let others = admission.answer(client, left()).unwrap();
-        assert!(admission.resize_answer(client, memory, 4 * mib).is_err(), "nothing is left");
+        let memory = admission.response(client, 8 * mib).unwrap();
+        let memory = admission.resize_response(client, memory, mib).unwrap();
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT - mib);
+        let memory = admission.resize_response(client, memory, 3 * mib).unwrap();
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT - 3 * mib);
+        let others = admission.response(client, left()).unwrap();
+        assert!(admission.resize_response(client, memory, 4 * mib).is_err(), "nothing is left");
         drop(others);
-        // A setting may allow answers that are larger than a share.
-        let whole = admission.answer(client, 10 * ANSWER_BYTES).unwrap();
+        // A setting may allow responses that are larger than a share.
+        let whole = admission.response(client, 10 * RESPONSE_BYTES).unwrap();
         assert_eq!(left(), 0);
         drop(whole);
-        assert_eq!(left(), ANSWER_BYTES_PER_CLIENT);
+        assert_eq!(left(), RESPONSE_BYTES_PER_CLIENT);
     }
 
     #[tokio::test]
@@ -522,9 +491,37 @@ mod tests {
             held.push(admission.reader(Client::Configured(0)).await);
         }
         let mut more = Box::pin(admission.reader(Client::Configured(0)));
-        assert!(futures_util::FutureExt::now_or_never(more.as_mut()).is_none());
+        assert!(more.as_mut().now_or_never().is_none());
         drop(admission.reader(Client::Configured(1)).await);
         held.pop();
         drop(more.await);
+    }
+
+    /// Otherwise anybody could make a readiness check wait, and the runtime would be taken out of service.
+    #[tokio::test]
+    async fn requests_for_the_metrics_in_bulk_are_refused_and_delay_no_readiness_check() {
+        let admission = admission();
+        let mut scrapes: Vec<_> = (0..SCRAPES).map(|_| Box::pin(admission.metrics_reader())).collect();
+        let granted: Vec<_> = scrapes.iter_mut().map(|scrape| scrape.as_mut().now_or_never()).collect();
+        assert_eq!(granted.iter().flatten().count(), METRICS_READERS);
+        assert!(admission.metrics_reader().now_or_never().is_some_and(|refused| refused.is_none()));
+        assert!(admission.readiness_reader().now_or_never().is_some());
+        drop((granted, scrapes));
+        assert!(admission.metrics_reader().await.is_some());
+    }
+
+    /// Otherwise all reads of the store would wait for those of one client.
+    #[tokio::test]
+    async fn few_large_pages_are_read_at_the_same_time_and_one_of_a_client() {
+        let (admission, large) = (admission(), SMALL_RESPONSE + 1);
+        let first = admission.large_reader(Client::Configured(0), large).await;
+        assert!(admission.large_reader(Client::Configured(0), SMALL_RESPONSE).await.is_none());
+        let mut more = Box::pin(admission.large_reader(Client::Configured(0), large));
+        assert!(more.as_mut().now_or_never().is_none());
+        let second = admission.large_reader(Client::Configured(1), large).await;
+        let mut third = Box::pin(admission.large_reader(Client::Configured(2), large));
+        assert!(third.as_mut().now_or_never().is_none());
+        drop((first, second));
+        assert!(more.await.is_some() && third.await.is_some());
     }
 }

@@ -8,13 +8,14 @@ use axum::extract::{Query, State};
 use axum::http::{HeaderMap, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use axum::{Extension, Json};
-use rap_agent::{Ignored, Input, Seq, UserText, check_content};
+use rap_agent::{Ignored, Input, Seq, UserMessage, check_content};
 use rap_api::{
     Answer, Calls, CreateThread, Done, Entries, Fork, ID_CHARS, Inbox, ListedCall, Nodes, SendMessage,
     SessionUsage, Status, Subscriptions, TITLE_CHARS, Thread, ThreadOrder, Threads, Timers, Tools, Turn,
     View, Views,
 };
 use rap_io::body::ReceivedBody;
+use rap_io::hashing::in_place;
 use rap_io::metrics::CONTENT_TYPE;
 use rap_protocol::{CallId, ThreadId, UserId, check_json, parse_content};
 use serde::Serialize;
@@ -78,7 +79,7 @@ fn idempotency(
     principal: &Principal,
     headers: &HeaderMap,
     scope: KeyScope<'_>,
-    request: &impl Serialize,
+    (request, received): (&impl Serialize, &ReceivedBody),
 ) -> Result<Option<IdempotencyKey>, ErrorResponse> {
     let Some(key) = headers.get("idempotency-key") else { return Ok(None) };
     let plain = key.as_bytes().iter().all(|byte| matches!(byte, b' '..=b'~'));
@@ -96,11 +97,11 @@ fn idempotency(
         let length = (scope.len() as u64).to_be_bytes();
         Sha256::digest([client, &length, scope.as_bytes(), key.as_bytes()].concat()).into()
     };
-    let request = serde_json::to_vec(request).expect("bug: a request is JSON");
+    let hash = || Sha256::digest(serde_json::to_vec(request).expect("bug: a request is JSON"));
     Ok(Some(IdempotencyKey {
         key: digest(principal.key_space()),
         former_key: principal.is_configured().then(|| digest(&[])),
-        request: Sha256::digest(request).into(),
+        request: in_place(received.bytes.len(), hash).into(),
     }))
 }
 
@@ -130,10 +131,10 @@ pub(super) async fn create_thread(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let (body, _received): (CreateThread, _) = read(&engine, principal.sender(), &headers, request).await?;
-    let mark = idempotency(&principal, &headers, KeyScope::NewThreads, &body)?;
+    let (body, received): (CreateThread, _) = read(&engine, principal.sender(), &headers, request).await?;
+    let mark = idempotency(&principal, &headers, KeyScope::NewThreads, (&body, &received))?;
     let CreateThread { id, agent, user_id, title, message, content } = body;
-    let message = user_text(message, content)?;
+    let message = user_message(message, content)?;
     let id = match id {
         Some(id) => unmoved(&engine, &principal, client_thread_id(id)?).await?,
         None => new_thread_id(engine.now(), engine.world.random.next()),
@@ -153,13 +154,13 @@ pub(super) async fn create_thread(
 }
 
 /// Checks the content of a user's message. Returns `None` if there is neither a text nor further content.
-fn user_text(text: Option<String>, content: Vec<Value>) -> Result<Option<UserText>, ErrorResponse> {
+fn user_message(text: Option<String>, content: Vec<Value>) -> Result<Option<UserMessage>, ErrorResponse> {
     let content = parse_content(content).map_err(|error| ErrorResponse::invalid(error.to_string()))?;
     check_content(&content).map_err(ErrorResponse::invalid)?;
     if text.is_none() && content.is_empty() {
         return Ok(None);
     }
-    Ok(Some(UserText { text: text.unwrap_or_default(), content }))
+    Ok(Some(UserMessage { text: text.unwrap_or_default(), content }))
 }
 
 /// Refuses the id of a thread that is being moved, which may come back into use. A client that sees one user's threads
@@ -196,7 +197,7 @@ fn known_agent(engine: &Engine, name: Option<String>) -> Result<String, ErrorRes
         return Ok(name);
     }
     let names: Vec<&str> = agents.iter().map(|agent| agent.name.as_str()).collect();
-    Err(ErrorResponse::invalid(format!("agent: no such agent; there are: {}", names.join(", "))))
+    Err(ErrorResponse::invalid(format!("agent: no such agent; configured agents: {}", names.join(", "))))
 }
 
 /// Query parameters by name.
@@ -260,10 +261,10 @@ pub(super) async fn message(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Turn> {
-    let (body, _received): (SendMessage, _) = read(&engine, principal.sender(), &headers, request).await?;
-    let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), &body)?;
+    let (body, received): (SendMessage, _) = read(&engine, principal.sender(), &headers, request).await?;
+    let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), (&body, &received))?;
     let SendMessage { text, content, on_busy } = body;
-    let message = user_text(Some(text), content)?.unwrap_or_default();
+    let message = user_message(Some(text), content)?.unwrap_or_default();
     let input = Input::UserMessage { message, on_busy };
     let message = principal.message(Target::Id(thread_id(id)?), input);
     let receipt = principal.apply(&engine, Message { idempotency_key: mark, ..message }).await?;
@@ -275,7 +276,7 @@ pub(super) async fn history(
     Extension(principal): Extension<Principal>,
     PathParams(id): PathParams<String>,
     Query(parameters): Parameters,
-) -> ApiResult<Entries> {
+) -> Result<Response, ErrorResponse> {
     let params = QueryParams::check(parameters, query::HISTORY_PARAMETERS)?;
     let (after, rows) = (params.parsed::<u32>("after")?.unwrap_or(0), params.rows()?);
     let row = engine.store.thread(&thread_id(id)?, &principal.visible).await?;
@@ -286,11 +287,14 @@ pub(super) async fn history(
     let page = HistoryPage { after: first.max(after.into()), up_to, rows, bytes: HISTORY_BYTES };
     // A large page is refused before it is read. The answer is counted when its size is known.
     let bytes = engine.store.history_bytes(&row.thread, page).await?;
-    drop(engine.admission.answer(principal.client, bytes)?);
+    let _reader = engine.admission.large_reader(principal.client, bytes).await;
+    drop(engine.admission.response(principal.client, bytes)?);
     let entries = engine.store.history(&row.thread, page).await?;
     let last = entries.last().map(|(seq, _)| *seq);
     let next_after = last.filter(|seq| *seq < up_to);
-    Ok(Json(Entries { entries: entries.into_iter().map(entry).collect(), next_after }))
+    let encode =
+        || Json(Entries { entries: entries.into_iter().map(entry).collect(), next_after }).into_response();
+    Ok(in_place(bytes, encode))
 }
 
 async fn apply(
@@ -338,8 +342,8 @@ pub(super) async fn fork(
     headers: HeaderMap,
     request: Body,
 ) -> Accepted<Thread> {
-    let (body, _received): (Fork, _) = read(&engine, principal.sender(), &headers, request).await?;
-    let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), &body)?;
+    let (body, received): (Fork, _) = read(&engine, principal.sender(), &headers, request).await?;
+    let mark = idempotency(&principal, &headers, KeyScope::Thread(&id), (&body, &received))?;
     let random = &engine.world.random;
     let fork = Target::Fork {
         source: thread_id(id)?,
@@ -515,11 +519,16 @@ pub(super) async fn nodes(
 }
 
 pub(super) async fn ready(State(engine): State<Arc<Engine>>) -> Result<&'static str, ErrorResponse> {
+    let _reader = engine.admission.readiness_reader().await;
     engine.store.is_readable().await?;
     Ok("ready")
 }
 
 pub(super) async fn metrics(State(engine): State<Arc<Engine>>) -> Result<Response, ErrorResponse> {
+    let Some(_reader) = engine.admission.metrics_reader().await else {
+        let message = "too many requests for the metrics at once; try again later";
+        return Err(ErrorResponse::new(StatusCode::TOO_MANY_REQUESTS, "too_many", message));
+    };
     let text = engine.exposition().await?;
     Ok(([(header::CONTENT_TYPE, CONTENT_TYPE)], text).into_response())
 }

@@ -5,8 +5,8 @@ use std::collections::HashMap;
 use axum::http::{HeaderMap, StatusCode};
 use rap_io::credentials::watch_signing_keys;
 use rap_io::proxy::TrustedProxies;
+use rap_io::reloading::Reloading;
 use rap_io::serve::Peer;
-use rap_io::watched::Watched;
 use rap_io::webhook::{AcceptedMessages, SigningKeys};
 use rap_protocol::Timestamp;
 use url::Url;
@@ -23,7 +23,7 @@ pub(crate) struct CallbackRequirements {
 }
 
 enum Requirement {
-    Signature(Watched<SigningKeys>),
+    Signature(Reloading<SigningKeys>),
     /// A certificate with this name.
     Certificate(String),
 }

@@ -1,8 +1,8 @@
 //! Redirects of browsers after a sign-in at a tool server that the program around the runtime starts.
 //!
-//! Such a server listens on a port of this machine, which is another one after each start. Browsers are therefore sent to the
-//! runtime, which passes the query on. It answers with a page of its own: nothing that a tool server answers is shown at
-//! the origin of the runtime. The query contains secrets and must never be logged.
+//! Such a server listens on a port of this machine, which is another one after each start. Browsers are therefore sent
+//! to the runtime, which passes the query on. It answers with a page of its own: nothing that a tool server answers is
+//! shown at the origin of the runtime. The query contains secrets and must never be logged.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -12,7 +12,6 @@ use axum::http::{StatusCode, header};
 use axum::response::{Html, IntoResponse, Response};
 use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{UrlPolicy, UrlRules};
-use tokio::sync::Semaphore;
 
 use super::PathParams;
 use crate::engine::Engine;
@@ -26,11 +25,6 @@ const TOKEN_BYTES: usize = 256;
 const ANSWER_BYTES: usize = 64 * 1024;
 /// Time for a tool server to answer.
 const WITHIN: Duration = Duration::from_secs(10);
-/// Maximum number of redirects that are passed on at once.
-const AT_ONCE: usize = 16;
-
-static PASSED_ON: Semaphore = Semaphore::const_new(AT_ONCE);
-
 /// Receives a redirect whose `state` names the call.
 pub(super) async fn by_state(
     State(engine): State<Arc<Engine>>,
@@ -59,8 +53,8 @@ async fn pass_on(engine: &Engine, server: &str, token: &str, query: Option<Strin
     if query.len() > QUERY_BYTES {
         return page(StatusCode::URI_TOO_LONG, "The address of this page is too long.");
     }
-    let (Ok(url), Ok(_permit)) = (server.at(&format!("{PATH}{token}?{query}")), PASSED_ON.try_acquire())
-    else {
+    let share = engine.admission.consent(&server.url);
+    let (Ok(url), Some(_share)) = (server.at(&format!("{PATH}{token}?{query}")), share) else {
         return unavailable();
     };
     let limits = ClientLimits { total: WITHIN, ..ClientLimits::default() };

@@ -1,4 +1,4 @@
-//! Figures of all agents, for the overview of the page.
+//! Statistics of all agents, for the overview in the web interface.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

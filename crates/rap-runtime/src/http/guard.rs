@@ -72,7 +72,7 @@ async fn serve(engine: &Engine, principal: Principal, mut request: Request, next
     drop(reader);
     // An event stream has no known size, and counts its own bytes.
     let size = body.size_hint().exact().unwrap_or(0);
-    match engine.admission.answer(client, usize::try_from(size).unwrap_or(usize::MAX)) {
+    match engine.admission.response(client, usize::try_from(size).unwrap_or(usize::MAX)) {
         Ok(None) => Response::from_parts(head, body),
         Ok(Some(memory)) => Response::from_parts(head, HoldingBody::wrap(body, memory)),
         Err(no_memory) => ErrorResponse::from(no_memory).into_response(),

@@ -31,7 +31,10 @@ impl From<TransferError> for ErrorResponse {
             TransferError::NoSession(_) => {
                 ErrorResponse::new(StatusCode::NOT_FOUND, "no_such_thread", message)
             }
-            TransferError::Open(_) | TransferError::Io(_) | TransferError::Store(_) => {
+            TransferError::Open(_)
+            | TransferError::Io(_)
+            | TransferError::Store(_)
+            | TransferError::Damaged { .. } => {
                 ErrorResponse::new(StatusCode::SERVICE_UNAVAILABLE, "store_unavailable", message)
             }
         }
@@ -109,11 +112,15 @@ pub(super) async fn start(
     let (StartSession { end_calls }, _) = read(&engine, principal.sender(), &headers, request).await?;
     let open_calls = if end_calls { OpenCalls::End } else { OpenCalls::Keep };
     let Some(arrival) = read_arrival(&*engine.store, &session).await? else {
-        engine.store.thread(&session, &Visibility::All).await?;
+        // It may have been deleted since it was started.
+        if !engine.moves.has_arrived(&session) {
+            engine.store.thread(&session, &Visibility::All).await?;
+        }
         return Ok(Json(ArrivedSession { open_calls: 0, ended_calls: 0 }));
     };
     let imported = arrival.finish(&engine.origin, open_calls).await?;
     tracing::info!(target: "rap::audit", %session, "a session was moved here");
+    engine.moves.note_arrival(session.clone());
     engine.resume_all().await;
     Ok(Json(ArrivedSession { open_calls: imported.open_calls, ended_calls: imported.ended_calls }))
 }

@@ -154,7 +154,13 @@ impl Operation {
     }
 }
 
-fn operations() -> Vec<Operation> {
+fn operations() -> impl Iterator<Item = Operation> {
+    let parts = [of_threads(), of_listings(), of_administrators(), public_operations()];
+    parts.into_iter().flatten()
+}
+
+/// Operations on one thread.
+fn of_threads() -> Vec<Operation> {
     vec![
         post("/v1/threads", api::create_thread, "Create a thread, optionally with a first message.")
             .headers(&[IDEMPOTENCY_KEY])
@@ -206,6 +212,12 @@ fn operations() -> Vec<Operation> {
             .response::<Views>(200),
         get("/v1/threads/{id}/usage", api::usage, "Get the tokens and costs of a thread and of its session.")
             .response::<SessionUsage>(200),
+    ]
+}
+
+/// Operations on all threads, deliveries, tool servers and nodes.
+fn of_listings() -> Vec<Operation> {
+    vec![
         get("/v1/events", stream::all_events, "Stream the events of all threads.").event_stream(),
         get("/v1/calls", api::calls, "List open calls.").query(PAGE_PARAMETERS).response::<Calls>(200),
         get("/v1/subscriptions", api::subscriptions, "List active subscriptions.")
@@ -229,12 +241,18 @@ fn operations() -> Vec<Operation> {
         get("/v1/tools", api::tools, "List the tool servers and their tools.")
             .query(CURSOR_PARAMETERS)
             .response::<Tools>(200),
-        get("/v1/figures", figures::figures, "Get figures of all agents, now and over time.")
+        get("/v1/figures", figures::figures, "Get statistics of all agents, now and over time.")
             .query(FIGURES_PARAMETERS)
             .response::<Figures>(200),
         get("/v1/nodes", api::nodes, "List the nodes that share the database.")
             .query(PAGE_PARAMETERS)
             .response::<Nodes>(200),
+    ]
+}
+
+/// Operations that need an admin token.
+fn of_administrators() -> Vec<Operation> {
+    vec![
         post(
             "/v1/prune",
             deletion::prune,
@@ -282,6 +300,12 @@ fn operations() -> Vec<Operation> {
         post("/v1/imports/{id}/discard", imports::discard, "Discard a session that has arrived.")
             .admin()
             .response::<Done>(202),
+    ]
+}
+
+/// Operations that need no token.
+fn public_operations() -> Vec<Operation> {
+    vec![
         get("/healthz", async || "ok", "Check that the process serves requests.").public(),
         get("/readyz", api::ready, "Check that the database can be read and written.").public(),
         get("/metrics", api::metrics, "Get metrics in the Prometheus text format.").public(),

@@ -11,7 +11,7 @@ use subtle::ConstantTimeEq;
 use super::ErrorResponse;
 use super::admission::Sender;
 use super::guard::refuse_without_tokens;
-use super::session;
+use super::sign_in;
 use crate::engine::Engine;
 use crate::store::{
     self, Client, ClientToken, Message, MessageClass, MessageSender, Receipt, Target, TokenDigest,
@@ -53,16 +53,16 @@ impl Principal {
             .ok_or_else(|| ErrorResponse::unauthorised("the token is wrong or was revoked; use another one"))
     }
 
-    /// Identifies a person who has signed in to the page.
+    /// Identifies a person who has signed in to the web interface.
     async fn of_page(
         engine: &Arc<Engine>,
         method: &Method,
         headers: &HeaderMap,
     ) -> Result<Principal, ErrorResponse> {
-        let Some(digest) = session::token_digest(engine, headers) else {
+        let Some(digest) = sign_in::token_digest(engine, headers) else {
             return Err(ErrorResponse::unauthorised("send the header Authorization: Bearer <token>"));
         };
-        session::require_own_origin(engine, method, headers)?;
+        sign_in::require_own_origin(engine, method, headers)?;
         let principal = Principal::with_digest(engine, digest).await?;
         principal
             .ok_or_else(|| ErrorResponse::unauthorised("the token was revoked; sign in with another one"))
@@ -89,7 +89,9 @@ impl Principal {
         if let Some(position) = configured(&engine.client_tokens, &digest) {
             return Ok(Some(Principal::operator(Client::Configured(position), digest)));
         }
+        let reader = engine.admission.token_reader().await;
         let Some(stored) = engine.store.token(&digest).await? else { return Ok(None) };
+        drop(reader);
         record_use(engine, &stored);
         let ClientToken { id, scope, user, .. } = stored;
         let visible = user.map_or(Visibility::All, Visibility::User);

@@ -117,7 +117,7 @@ impl QueryParams {
             None => Ok(QueryParams(params)),
             Some(key) => {
                 let names = names().collect::<Vec<_>>().join(", ");
-                Err(ErrorResponse::invalid(format!("{key}: unknown parameter; there are: {names}")))
+                Err(ErrorResponse::invalid(format!("{key}: unknown parameter; known parameters: {names}")))
             }
         }
     }

@@ -26,6 +26,7 @@ use rap_api::{
     CallEvent, CallEventKind, Delivery, Delta, End as EndEvent, Notice, OpenCall, Question, RuntimeEvent,
     Status, StatusEvent, ThreadEvent, ThreadStatus,
 };
+use rap_io::hashing::in_place;
 use rap_protocol::{CallId, ThreadId, Timestamp, limits};
 use serde::Serialize;
 use tokio::sync::broadcast::error::RecvError;
@@ -72,8 +73,8 @@ fn end_event(end: End) -> Option<Bytes> {
     Some(frame(event.name(), &event).into())
 }
 
-/// Responds with the events of a stream until it ends, the client's token is revoked or the runtime stops. The `end` event overtakes buffered events,
-/// which the reader gets when it reconnects.
+/// Responds with the events of a stream until it ends, the client's token is revoked or the runtime stops. The `end`
+/// event overtakes buffered events, which the reader gets when it reconnects.
 fn respond<S>(
     engine: &Arc<Engine>,
     principal: Principal,
@@ -244,13 +245,16 @@ impl ThreadStream {
         while self.last_sent < row.head.seq() {
             let page =
                 HistoryPage { after: self.last_sent, up_to: row.head.seq(), rows: PAGE, bytes: PAGE_BYTES };
-            let permit = writer.permit(store.history_bytes(&row.thread, page).await?).await?;
+            let bytes = store.history_bytes(&row.thread, page).await?;
+            let permit = writer.permit(bytes).await?;
             let entries = store.history(&row.thread, page).await?;
             let Some(last) = entries.last().map(|(seq, _)| *seq) else { break };
             let mut page = EncodedPage::default();
-            for (seq, stored) in entries {
-                page.push_entry(seq, &ThreadEvent::Entry(entry((seq, stored))));
-            }
+            in_place(bytes, || {
+                for (seq, stored) in entries {
+                    page.push_entry(seq, &ThreadEvent::Entry(entry((seq, stored))));
+                }
+            });
             writer.send_page(permit, page).await?;
             self.last_sent = last;
         }

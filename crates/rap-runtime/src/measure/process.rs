@@ -14,7 +14,8 @@ use crate::{Database, Limits, PostgresDatabase, Runtime, Settings, ToolServer};
 
 /// Key of Postgres databases.
 const KEY: &str = "7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e7e";
-/// Public URL of all nodes of a Postgres database. The echo tool sends its results to the nodes in turn, like a load balancer.
+/// Public URL of all nodes of a Postgres database. The echo tool sends its results to the nodes in turn, like a load
+/// balancer.
 pub const PUBLIC_URL: &str = "http://127.0.0.1:9";
 
 /// Every turn calls the tool. The model needs only the number of the turn.

@@ -13,12 +13,13 @@ use async_trait::async_trait;
 use http::HeaderName;
 use rap_agent::prompt::{self, Prompt, Request};
 use rap_io::client::Client;
+use rap_io::hashing::{LONG, in_place};
 use rap_protocol::Secret;
 use serde_json::{Map, Value, json};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, log_omitted_tools, spec};
+use super::remote::{self, Remote, encode, log_omitted_tools, spec};
 use super::window::Window;
 use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Prices, Provider, body};
 
@@ -104,13 +105,24 @@ impl Anthropic {
     }
 
     /// Sends a request. Errors have to pass through [`Remote::redacted`] before they are shown.
-    async fn answer(&self, request: &ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        let Request { body, names, omitted_tools } = self.wire_request(request);
+    async fn answer(
+        &self,
+        mut request: ModelRequest,
+        on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, Error> {
+        let Request { body, names, omitted_tools } = in_place(LONG, || self.wire_request(&request));
+        // The history is not needed while the answer arrives.
+        request.entries = Vec::new();
         log_omitted_tools(&omitted_tools);
         let mut body = self.body(body);
         let mut assembly = Assembly::default();
         for pauses in 0..=MAX_PAUSES {
-            let reply = self.remote.post(&body, &request.spent).await?;
+            let encoded = encode(&body)?;
+            let size = encoded.len();
+            // The value is kept until the answer has ended, since the answer may be continued.
+            request.memory.built(2 * size);
+            let reply = self.remote.post(encoded, &request).await?;
+            request.memory.built(size);
             body::read(reply, &mut assembly, on_delta).await?;
             if !assembly.is_paused() || pauses == MAX_PAUSES {
                 break;
@@ -154,7 +166,7 @@ impl Anthropic {
 #[async_trait]
 impl Model for Anthropic {
     async fn ask(&self, request: ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        self.answer(&request, on_delta).await.map_err(|error| self.remote.redacted(error))
+        self.answer(request, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {
@@ -183,4 +195,14 @@ fn resume_after_pause(body: &mut Map<String, Value>, content: Vec<Value>) {
     let Some(Value::Array(messages)) = body.get_mut("messages") else { return };
     messages.pop_if(|last| last["role"] == "assistant");
     messages.push(json!({"role": "assistant", "content": content}));
+}
+
+/// Assembles the answer from a body that arrives in two parts, as from a server.
+#[cfg(test)]
+pub(super) fn assemble(begin: &[u8], end: &[u8]) -> Result<ModelAnswer, Error> {
+    let mut assembly = Assembly::default();
+    body::assemble(begin, end, &mut assembly)?;
+    let names = prompt::openai::request(&Prompt::new("", &[], &[])).names;
+    let origin = prompt::ServedModel { server: "https://model.test", model: "m" };
+    Ok(assembly.into_answer(origin, 1, &names, &mut |_| {}))
 }

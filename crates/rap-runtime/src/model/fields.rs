@@ -41,24 +41,46 @@ pub(super) fn keep(
     Thoughts { server: Some(origin.server.to_owned()), fields, call_fields, ..thoughts }
 }
 
-/// Adds the fields of a piece. Texts and lists continue the earlier ones, and anything else replaces them.
-pub(super) fn add(fields: &mut Map<String, Value>, piece: &Value, known: &[&str]) {
+/// Returns the memory of parsed fields, in bytes. A map needs that of at least a few fields.
+pub(super) fn memory(fields: &Map<String, Value>) -> usize {
+    const MAP_BYTES: usize = 640;
+    let field = |(name, value): (&String, &Value)| name.len() + memory_of(value);
+    if fields.is_empty() { 0 } else { MAP_BYTES + fields.iter().map(field).sum::<usize>() }
+}
+
+/// Returns the memory of a parsed value, in bytes.
+pub(super) fn memory_of(value: &Value) -> usize {
+    size_of::<Value>()
+        + match value {
+            Value::Null | Value::Bool(_) | Value::Number(_) => 0,
+            Value::String(text) => text.len(),
+            Value::Array(items) => items.iter().map(memory_of).sum(),
+            Value::Object(fields) => memory(fields),
+        }
+}
+
+/// Adds the fields of a piece. Texts and lists continue the earlier ones, and anything else replaces them. Returns the
+/// memory of what it adds, in bytes.
+pub(super) fn add(fields: &mut Map<String, Value>, piece: &Value, known: &[&str]) -> usize {
+    let mut added = 0;
     for (name, value) in piece.as_object().into_iter().flatten() {
         if known.contains(&name.as_str()) || value.is_null() || name.contains('\0') {
             continue;
         }
+        added += name.len() + memory_of(value);
         match (fields.get_mut(name), value) {
             (Some(Value::String(text)), Value::String(more)) => text.push_str(more),
             (Some(Value::Array(items)), Value::Array(more)) => {
                 more.iter().for_each(|item| add_item(items, item))
             }
-            (Some(Value::Object(members)), Value::Object(_)) => add(members, value, &[]),
+            (Some(Value::Object(members)), Value::Object(_)) => _ = add(members, value, &[]),
             (Some(old), value) => *old = value.clone(),
             (None, value) => {
                 fields.insert(name.clone(), value.clone());
             }
         }
     }
+    added
 }
 
 /// Adds an item to a list. An item with the index of an earlier one continues it.
@@ -96,12 +118,13 @@ mod tests {
             json!({"extra_content": {"google": {"b": 2}}, "reasoning_details": [{"index": 1}, {"signature": "s"}]}),
         ];
         let mut fields = Map::new();
-        pieces.iter().for_each(|piece| add(&mut fields, piece, &["content"]));
+        let added: usize = pieces.iter().map(|piece| add(&mut fields, piece, &["content"])).sum();
         let expected = json!({
             "reasoning_content": "ab",
             "reasoning_details": [{"index": 0, "type": "t", "text": "12"}, {"index": 1}, {"signature": "s"}],
             "extra_content": {"google": {"a": 1, "b": 2}},
         });
+        assert!(added >= memory(&fields), "{added}");
         assert_eq!(Value::Object(fields), expected);
     }
 }

@@ -12,12 +12,13 @@ use async_trait::async_trait;
 use http::header::AUTHORIZATION;
 use rap_agent::prompt::{self, CallIds, Prompt, Request};
 use rap_io::client::Client;
+use rap_io::hashing::{LONG, in_place};
 use rap_protocol::Secret;
 use serde_json::{Map, Value, json};
 use url::Url;
 
 use self::assembly::Assembly;
-use super::remote::{self, Remote, log_omitted_tools, spec};
+use super::remote::{self, Remote, encode, log_omitted_tools, spec};
 use super::window::Window;
 use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Prices, Provider, body};
 
@@ -82,10 +83,19 @@ impl OpenAi {
     }
 
     /// Sends a request. Errors have to pass through [`Remote::redacted`] before they are shown.
-    async fn answer(&self, request: &ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        let Request { body, names, omitted_tools } = self.wire_request(request);
+    async fn answer(
+        &self,
+        mut request: ModelRequest,
+        on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, Error> {
+        let Request { body, names, omitted_tools } = in_place(LONG, || self.wire_request(&request));
+        // The history is not needed while the answer arrives.
+        request.entries = Vec::new();
         log_omitted_tools(&omitted_tools);
-        let reply = self.remote.post(&self.body(body), &request.spent).await?;
+        let body = encode(&self.body(body))?;
+        request.memory.built(body.len());
+        let reply = self.remote.post(body, &request).await?;
+        request.memory.sent();
         let mut assembly = Assembly::default();
         body::read(reply, &mut assembly, on_delta).await?;
         let mut answer = assembly.into_answer(self.remote.origin(), request.turn, &names, on_delta);
@@ -111,7 +121,7 @@ impl OpenAi {
 #[async_trait]
 impl Model for OpenAi {
     async fn ask(&self, request: ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        self.answer(&request, on_delta).await.map_err(|error| self.remote.redacted(error))
+        self.answer(request, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {
@@ -133,4 +143,14 @@ impl Model for OpenAi {
     fn destination(&self) -> &str {
         self.remote.destination()
     }
+}
+
+/// Assembles the answer from a body that arrives in two parts, as from a server.
+#[cfg(test)]
+pub(super) fn assemble(begin: &[u8], end: &[u8]) -> Result<ModelAnswer, Error> {
+    let mut assembly = Assembly::default();
+    body::assemble(begin, end, &mut assembly)?;
+    let names = prompt::openai::request(&Prompt::new("", &[], &[])).names;
+    let origin = prompt::ServedModel { server: "https://model.test", model: "m" };
+    Ok(assembly.into_answer(origin, 1, &names, &mut |_| {}))
 }

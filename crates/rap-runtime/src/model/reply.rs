@@ -10,7 +10,7 @@ use rap_io::sse;
 use tokio::time::{Duration, timeout};
 
 use super::remote::{Remote, failed};
-use super::{Error, Spent, Usage};
+use super::{AnswerMemory, Error, ModelRequest, Usage};
 
 /// Maximum size of an answer on the wire, in bytes.
 const ANSWER_BYTES: usize = 16 * 1024 * 1024;
@@ -26,7 +26,7 @@ const DRAIN_WITHIN: Duration = Duration::from_millis(100);
 /// The body of a response with a success status.
 pub(super) struct Reply<'a> {
     remote: &'a Remote,
-    spent: &'a Spent,
+    request: &'a ModelRequest,
     stream: Streaming,
     /// The first bytes, without leading white space.
     prefix: Vec<u8>,
@@ -36,14 +36,18 @@ pub(super) struct Reply<'a> {
 }
 
 impl<'a> Reply<'a> {
-    pub(super) fn new(remote: &'a Remote, spent: &'a Spent, stream: Streaming) -> Self {
-        Reply { remote, spent, stream, prefix: Vec::new(), bytes: 0, ended: false }
+    pub(super) fn new(remote: &'a Remote, request: &'a ModelRequest, stream: Streaming) -> Self {
+        Reply { remote, request, stream, prefix: Vec::new(), bytes: 0, ended: false }
     }
 
     /// Records the tokens that the server has counted so far.
     pub(super) fn note_spent(&self, mut usage: Usage) {
         self.remote.price(&mut usage);
-        self.spent.set(usage);
+        self.request.spent.set(usage);
+    }
+
+    pub(super) fn memory(&self) -> &AnswerMemory {
+        &self.request.memory
     }
 
     /// Returns the next chunk of the body, or `None` at its end.

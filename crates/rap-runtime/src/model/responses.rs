@@ -13,11 +13,12 @@ use async_trait::async_trait;
 use http::header::AUTHORIZATION;
 use rap_agent::prompt::{self, Prompt, Request};
 use rap_io::client::Client;
+use rap_io::hashing::{LONG, in_place};
 use serde_json::{Map, Value, json};
 
 use self::assembly::Assembly;
 use super::openai::{DEFAULT_BASE_URL, DEFAULT_WINDOW, Settings};
-use super::remote::{self, Remote, log_omitted_tools, spec};
+use super::remote::{self, Remote, encode, log_omitted_tools, spec};
 use super::window::Window;
 use super::{Error, Kind, Model, ModelAnswer, ModelRequest, OnDelta, Options, Provider, body};
 
@@ -56,17 +57,30 @@ impl Responses {
     }
 
     /// Sends a request. Errors have to pass through [`Remote::redacted`] before they are shown.
-    async fn answer(&self, request: &ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        let Request { body, names, omitted_tools } = self.wire_request(request);
+    async fn answer(
+        &self,
+        mut request: ModelRequest,
+        on_delta: &mut OnDelta<'_>,
+    ) -> Result<ModelAnswer, Error> {
+        let Request { body, names, omitted_tools } = in_place(LONG, || self.wire_request(&request));
+        // The history is not needed while the answer arrives.
+        request.entries = Vec::new();
         log_omitted_tools(&omitted_tools);
         let reasons = self.reasons.load(Ordering::Relaxed);
-        let reply = match self.remote.post(&self.body(body.clone(), reasons), &request.spent).await {
+        let first = encode(&self.body(body.clone(), reasons))?;
+        // The value is kept, since the request may be repeated.
+        request.memory.built(2 * first.len());
+        let reply = match self.remote.post(first, &request).await {
             Err(Error::Refused { why, .. }) if reasons && why.to_lowercase().contains(NO_REASONING) => {
                 self.reasons.store(false, Ordering::Relaxed);
-                self.remote.post(&self.body(body, false), &request.spent).await?
+                self.remote.post(encode(&self.body(body, false))?, &request).await?
             }
-            reply => reply?,
+            reply => {
+                drop(body);
+                reply?
+            }
         };
+        request.memory.sent();
         let mut assembly = Assembly::default();
         body::read(reply, &mut assembly, on_delta).await?;
         let mut answer = assembly.into_answer(self.remote.origin(), request.turn, &names, on_delta);
@@ -95,7 +109,7 @@ impl Responses {
 #[async_trait]
 impl Model for Responses {
     async fn ask(&self, request: ModelRequest, on_delta: &mut OnDelta<'_>) -> Result<ModelAnswer, Error> {
-        self.answer(&request, on_delta).await.map_err(|error| self.remote.redacted(error))
+        self.answer(request, on_delta).await.map_err(|error| self.remote.redacted(error))
     }
 
     async fn window(&self) -> Option<u64> {
@@ -117,4 +131,14 @@ impl Model for Responses {
     fn destination(&self) -> &str {
         self.remote.destination()
     }
+}
+
+/// Assembles the answer from a body that arrives in two parts, as from a server.
+#[cfg(test)]
+pub(super) fn assemble(begin: &[u8], end: &[u8]) -> Result<ModelAnswer, Error> {
+    let mut assembly = Assembly::default();
+    body::assemble(begin, end, &mut assembly)?;
+    let names = prompt::openai::request(&Prompt::new("", &[], &[])).names;
+    let origin = prompt::ServedModel { server: "https://model.test", model: "m" };
+    Ok(assembly.into_answer(origin, 1, &names, &mut |_| {}))
 }

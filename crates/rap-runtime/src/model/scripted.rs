@@ -19,7 +19,8 @@ use serde_json::Map;
 pub use self::scenario::Error;
 use self::scenario::{Scenario, Seconds};
 use super::{
-    HistoryScope, Kind, Model, ModelAnswer, ModelCall, ModelRequest, OnDelta, Options, Provider, arguments,
+    ArgumentMemory, HistoryScope, Kind, Model, ModelAnswer, ModelCall, ModelRequest, OnDelta, Options,
+    Provider,
 };
 
 /// Length to which a result is truncated in an answer, in characters.
@@ -200,7 +201,8 @@ fn parse_commands(text: &str, turn: u64) -> TurnPlan {
 /// Parses `NAME {json}`. The JSON may be absent.
 fn parse_call(id: String, text: &str) -> ModelCall {
     let (name, json) = text.split_once(char::is_whitespace).unwrap_or((text, ""));
-    let arguments = if json.trim().is_empty() { Ok(Map::new()) } else { arguments(json.trim()) };
+    let arguments =
+        if json.trim().is_empty() { Ok(Map::new()) } else { ArgumentMemory::default().parse(json.trim()) };
     ModelCall { id, name: name.into(), arguments }
 }
 

@@ -102,7 +102,7 @@ impl Model for SimModel {
         let likely = state.chances.prompt_too_long;
         let long = !state.chaos_over && state.reference.threads[index].head.summarisable_up_to().is_some();
         if long && state.rng.percent(likely) {
-            return Err(Error::TooLong { why: "too long".into() });
+            return Err(Error::TooLong { why: "too long".into(), window: None });
         }
         Ok(state.make_answer(index))
     }

@@ -150,7 +150,7 @@ fn settings(sim: &Arc<Sim>) -> Settings {
         listen: None,
         tls: None,
         proxies: None,
-        page: None,
+        web_assets: None,
         limits: Limits {
             thread: bounds.thread.clone(),
             lost_after: bounds.lost_after.0,

@@ -204,8 +204,8 @@ impl State {
         times.into_iter().find(|time| *time <= self.now()).unwrap_or(read)
     }
 
-    /// Returns whether the next attempt of an invocation may have its usual pause. The last one has to be made when the time for
-    /// retries is over.
+    /// Returns whether the next attempt of an invocation may have its usual pause. The last one has to be made when the
+    /// time for retries is over.
     pub(super) fn may_pause(&self, thread: &ThreadId, call: &CallId) -> bool {
         let row = self.reference.index(thread).map(|index| &self.reference.threads[index]);
         let Some(call) = row.and_then(|row| row.calls.get(call)) else { return false };

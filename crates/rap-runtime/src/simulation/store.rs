@@ -416,6 +416,10 @@ impl Transfer for SimStore {
         self.store.mark_left(session, peer).await
     }
 
+    async fn reclaim(&self, session: &ThreadId) -> Result<(), Error> {
+        self.store.reclaim(session).await
+    }
+
     async fn drop_parcel(&self, session: &ThreadId) -> Result<(), Error> {
         self.store.drop_parcel(session).await
     }

@@ -1,12 +1,14 @@
 //! Damage in stored rows: how it is found, and what people see of it.
 //!
-//! A damaged thread is set aside: it is shown as failed with the reason, and takes no steps that need the damaged rows.
-//! Nothing of it is overwritten, so that it can be repaired.
+//! A damaged thread is quarantined (`set_aside`): it is shown as failed with the reason, and takes no steps that need
+//! the damaged rows. Nothing of it is overwritten, so that it can be repaired.
 
 use std::error::Error as StdError;
 
 use rap_agent::{Entry, Item, Seq};
 use rap_protocol::Timestamp;
+
+use super::stored::to_json;
 
 /// Damage in the rows of a thread.
 #[derive(Debug, thiserror::Error)]
@@ -15,8 +17,9 @@ pub(crate) enum Damage {
     Head(serde_json::Error),
     #[error("the stored list of its ancestors cannot be read: {0}")]
     Ancestors(serde_json::Error),
+    /// `body` is the entry as it is stored.
     #[error("entry {seq} of its history cannot be read: {error}")]
-    Entry { seq: Seq, error: serde_json::Error },
+    Entry { seq: Seq, error: serde_json::Error, body: String },
     #[error("entry {0} of its history is missing")]
     MissingEntry(Seq),
     #[error("entries {0} to {1} of its history are missing")]
@@ -26,6 +29,11 @@ pub(crate) enum Damage {
 }
 
 impl Damage {
+    /// Reads an entry of a history.
+    pub(super) fn check_entry(seq: Seq, body: &str) -> Result<Entry, Damage> {
+        serde_json::from_str(body).map_err(|error| Damage::Entry { seq, error, body: body.to_owned() })
+    }
+
     /// Returns the damage of a history in which the entries from `first` to `last` are missing.
     fn missing(first: Seq, last: Seq) -> Damage {
         if first == last { Damage::MissingEntry(first) } else { Damage::MissingEntries(first, last) }
@@ -65,6 +73,16 @@ impl Sequence {
     }
 }
 
+/// Returns the entries of a page as they are stored: those that can be read in their present form, all others unchanged.
+pub(super) fn as_stored(rows: Vec<(Seq, Result<Entry, Damage>)>) -> Vec<(Seq, String)> {
+    let stored = |read: Result<Entry, Damage>| match read {
+        Ok(entry) => Some(to_json(&entry)),
+        Err(Damage::Entry { body, .. }) => Some(body),
+        Err(_) => None,
+    };
+    rows.into_iter().filter_map(|(seq, read)| Some((seq, stored(read)?))).collect()
+}
+
 /// Returns the entries of a page for people. A notice stands for each entry that cannot be read, and for missing ones.
 pub(super) fn for_people(after: Seq, rows: Vec<(Seq, Result<Entry, Damage>)>) -> Vec<(Seq, Entry)> {
     let (mut sequence, mut at) = (Sequence::after(after), Timestamp(0));
@@ -91,7 +109,7 @@ mod tests {
     }
 
     fn broken(seq: Seq) -> Damage {
-        Damage::Entry { seq, error: serde_json::from_str::<Entry>("{").unwrap_err() }
+        Damage::check_entry(seq, "{").unwrap_err()
     }
 
     #[test]

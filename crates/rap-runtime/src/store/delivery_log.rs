@@ -1,8 +1,8 @@
 //! The delivery log: deliveries in both directions that were refused, retried or given up. A delivery that succeeds
 //! at its first attempt has no record.
 //!
-//! The delivery log is for people; no decision depends on it. Records are written shortly after the attempt. The only URLs in
-//! it are base URLs of servers.
+//! The delivery log is for people; no decision depends on it. Records are written shortly after the attempt. The only
+//! URLs in it are base URLs of servers.
 
 pub(crate) use rap_api::{DeliveryKind, DeliveryOutcome};
 use rap_protocol::retry::Next;

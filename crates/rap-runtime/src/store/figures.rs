@@ -1,4 +1,4 @@
-//! Figures: the work of agents, added up by interval of ten minutes.
+//! Statistics: the work of agents, added up by interval of ten minutes.
 
 use std::time::Duration;
 

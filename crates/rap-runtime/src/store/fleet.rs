@@ -22,13 +22,13 @@ pub(crate) trait Fleet: Send + Sync {
     fn id(&self) -> String;
     /// Returns true if another node may be using the database.
     fn has_peers(&self) -> bool;
-    /// Returns `None` if another node may be changing the database, also one that this node does not know yet. Otherwise returns a
-    /// number that is another one whenever a node may have changed it in between.
+    /// Returns `None` if another node may be changing the database, also one that this node does not know yet.
+    /// Otherwise returns a number that is another one whenever a node may have changed it in between.
     fn alone_since(&self) -> Option<u64>;
     /// Returns true if the lease of this node is valid, as far as the node knows.
     fn holds_lease(&self) -> bool;
-    /// Returns false if the tool server is one that nodes start themselves, and another node is its host, as far as this node
-    /// knows. Then only that node may send requests about calls to its process.
+    /// Returns false if the tool server is one that nodes start themselves, and another node is its host, as far as
+    /// this node knows. Then only that node may send requests about calls to its process.
     fn hosts(&self, server: &str) -> bool;
     /// Renews the lease of this node and reads those of the others. Makes this node the host of tool servers that have none.
     async fn renew(&self, activity: Activity) -> Result<Renewal, Error>;

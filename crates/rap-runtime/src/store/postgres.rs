@@ -229,7 +229,7 @@ impl Fleet for PostgresStore {
         let renewed = nodes::renew(&inner.signalling, *number, node, activity).await?;
         inner.time.observe(renewed.now);
         if let Err(error) = migrate::check_oldest(renewed.oldest) {
-            tracing::error!(%error, "this node stops working");
+            tracing::error!(%error, "this node stops: the database needs a newer release");
             inner.closing.cancel();
             return Err(Error::Closed);
         }
@@ -238,16 +238,16 @@ impl Fleet for PostgresStore {
         inner.signals.set_peers(&inner.membership().peers);
         let gained: Vec<&String> = renewed.hosted.difference(&before).collect();
         if !gained.is_empty() {
-            tracing::info!(servers = ?gained, "this node is the host of these tool servers now");
+            tracing::info!(servers = ?gained, "this node now owns these tool servers");
         }
         let lost: Vec<String> = inner.membership().lost.iter().cloned().collect();
         if !lost.is_empty() {
-            tracing::info!(servers = ?lost, "another node is the host of these tool servers now");
+            tracing::info!(servers = ?lost, "another node now owns these tool servers");
             match inner.signalling.write(hosts::release(*number, &lost)).await {
                 Ok(_) => inner.membership().lost.clear(),
                 // The lease is renewed nevertheless. The next renewal tries again.
                 Err(error) => {
-                    tracing::warn!(%error, "claims on work of these tool servers cannot be freed yet")
+                    tracing::warn!(%error, "claims on work of these tool servers could not be released; retrying")
                 }
             }
         }

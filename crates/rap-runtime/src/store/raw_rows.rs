@@ -65,7 +65,7 @@ impl RawRows {
         }
     }
 
-    /// Checks the file itself. Postgres does that by itself.
+    /// Checks the SQLite file. Postgres checks its own files.
     pub(crate) fn check_file(&self) -> Vec<String> {
         match self {
             RawRows::Sqlite(rows) => rows.check_file(),

@@ -170,7 +170,8 @@ macro_rules! suite {
             transfer {
                 a_session_moves_to_another_database_and_back
                 a_packed_session_is_not_in_use_and_comes_back_unchanged
-                a_parcel_that_has_left_never_goes_back_into_use
+                a_parcel_that_has_left_goes_back_into_use_only_if_it_is_reclaimed
+                a_damaged_session_is_not_packed
                 what_forks_inherit_moves_with_them_and_stays_with_them
                 an_import_is_repeated_without_harm_and_replaces_nothing
                 root_threads_are_listed_in_order
@@ -187,6 +188,7 @@ macro_rules! suite {
                 a_fork_comes_back_while_the_threads_of_its_source_are_deleted
                 a_session_that_cannot_be_deleted_does_not_block_others
                 a_session_with_a_damaged_thread_is_deleted_on_request_only
+                damaged_entries_stay_as_they_are_in_forks_of_a_deleted_session
             }
             records {
                 a_session_keeps_its_toolset_when_a_discovery_fails

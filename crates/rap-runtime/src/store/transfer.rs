@@ -1,5 +1,4 @@
-//! The form in which a session moves between databases: one JSON object for each row, in a form that no database
-//! dictates.
+//! The form in which a session moves between databases: one JSON object for each row, independent of the database.
 //!
 //! A session is a sequence of records: a header, its threads with parents first, the other rows in any order, and an end
 //! record with their number. Rows name their thread by its id. JSON that is stored as text stays text, so that every
@@ -312,6 +311,8 @@ pub(crate) trait Transfer: Export {
     /// the move. Can be repeated. Fails with [`Error::NoThread`] if the parcel of this move is gone, because the session
     /// is back in use.
     async fn mark_left(&self, session: &ThreadId, peer: &[u8]) -> Result<(), Error>;
+    /// Makes a parcel that has left, and that its destination does not have, one that can be unpacked.
+    async fn reclaim(&self, session: &ThreadId) -> Result<(), Error>;
     async fn drop_parcel(&self, session: &ThreadId) -> Result<(), Error>;
     /// Deletes a parcel that has left, and remembers the runtime that has its threads now. Can be repeated.
     async fn depart(

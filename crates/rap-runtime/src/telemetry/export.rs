@@ -1,7 +1,7 @@
 //! Sends spans to a collector as OTLP over HTTP, in batches from a bounded queue.
 //!
-//! Nothing waits for the collector: a span that finds the queue full is dropped, a batch that could not be sent is dropped, and
-//! both are counted.
+//! Nothing waits for the collector: a span that finds the queue full is dropped, a batch that could not be sent is
+//! dropped, and both are counted.
 
 use std::sync::Arc;
 use std::time::Duration;

@@ -216,7 +216,7 @@ impl Toolsets {
         let running = all.entry(server.url.clone()).or_insert_with(|| {
             let (sender, outcome) = oneshot::channel();
             self.tasks.spawn(Arc::clone(self).run_fetch(server.clone(), sender));
-            let wait = server.discovery_within.unwrap_or(self.times.wait);
+            let wait = server.discovery_within.unwrap_or(self.limits.wait);
             let fetch = Fetch { began: Instant::now(), wait, outcome: outcome.shared() };
             Running { fetch, sessions: BTreeMap::new() }
         });

@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use rap_agent::{Cause, texts};
 use rap_protocol::{Timestamp, Tool, Toolset};
 
-use super::may_retry;
+use super::{ToolsetMemory, may_retry};
 use crate::display::Scripts;
 use crate::model::OfferedTool;
 use crate::store::SessionToolset;
@@ -29,6 +29,9 @@ pub(crate) struct ServerTools {
     pub(super) hash: Option<String>,
     pub(crate) toolset: Option<Arc<Toolset>>,
     pub(crate) scripts: Option<Arc<Scripts>>,
+    /// True if its toolset is not there because the toolsets in use need too much memory.
+    pub(crate) lacks_memory: bool,
+    pub(super) _memory: ToolsetMemory,
     pub(crate) errors: Vec<String>,
     pub(crate) fetched_at: Timestamp,
 }

@@ -181,7 +181,7 @@ async fn an_export_beside_a_runtime_is_not_taken_for_that_runtime_started_again(
     let runtime =
         engine::open_postgres(&settings, &postgres, name, &key, &mut clock, on_commit, reserve).unwrap();
     let own = store::Fleet::id(&runtime);
-    assert_eq!(export(&settings, None, &mut Vec::new()).await.unwrap(), 0);
+    assert_eq!(export(&settings, None, &mut Vec::new()).await.unwrap(), Exported::default());
     let nodes = store::Fleet::nodes(&runtime).await.unwrap();
     assert!(nodes.iter().any(|node| node.id == own), "{nodes:?}");
 }
@@ -194,10 +194,10 @@ fn sessions_move_only_to_servers_with_all_their_keys() {
     let (both, old, new) = (&keys(&both), &keys(&old), &keys(&new));
     let is_known = |from: &Origin, to: &Origin| from.is_known_by(&to.key_id, &to.key_ids);
     assert!(is_known(both, both) && is_known(old, both) && is_known(new, both));
-    // The open calls of before the rotation have the old key.
+    // Open calls from before the rotation use the old key.
     assert_eq!(both.key_id, new.key_id);
     assert!(!is_known(both, new) && !is_known(both, old) && !is_known(old, new));
-    // A release before this one tells only its present key.
+    // Earlier releases report only their current key.
     let earlier = Origin { key_ids: Vec::new(), ..new.clone() };
     assert!(is_known(&earlier, both) && is_known(&earlier, new) && is_known(new, &earlier));
 }

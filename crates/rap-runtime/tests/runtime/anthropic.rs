@@ -421,7 +421,7 @@ async fn failures_are_classified_and_contain_no_key() {
         [(400, "invalid_request_error", long), (413, "request_too_large", "too large")]
     {
         let error = ask(failing(status, &body(kind, message))).await.unwrap_err();
-        assert!(matches!(&error, Error::TooLong { why } if why.contains(message)), "{error}");
+        assert!(matches!(&error, Error::TooLong { why, .. } if why.contains(message)), "{error}");
     }
 }
 
@@ -458,7 +458,7 @@ async fn a_request_that_is_too_long_is_recognised_before_and_inside_a_stream_and
     for canned in [failing(400, &error.to_string()), streamed, ok(error.to_string())] {
         let harness = start([canned]).await;
         let error = harness.ask().await.0.unwrap_err();
-        assert!(matches!(&error, Error::TooLong { why } if why.contains(message)), "{error}");
+        assert!(matches!(&error, Error::TooLong { why, .. } if why.contains(message)), "{error}");
         assert_eq!(harness.model.window().await, Some(150_000));
     }
 }

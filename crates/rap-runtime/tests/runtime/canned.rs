@@ -1,78 +1,16 @@
-//! A fake model server on loopback that returns canned responses and records its requests.
+//! Models that use a fake server with canned responses.
 
-use std::collections::VecDeque;
-use std::io;
-use std::sync::{Arc, Mutex};
+use std::sync::Arc;
 
-use axum::body::{Body, Bytes};
-use axum::extract::State;
-use axum::http::{HeaderMap, Response};
-use axum::serve::ListenerExt;
-use axum::{Router, routing};
-use futures_util::future::ready;
-use futures_util::stream::{self, StreamExt};
 use rap_agent::{Entry, Item};
 use rap_protocol::{InputSchema, Timestamp};
-use rap_runtime::model::{Error, Model, ModelAnswer, ModelRequest, OfferedTool, Spent};
+use rap_runtime::model::{AnswerMemory, Error, Model, ModelAnswer, ModelRequest, OfferedTool, Spent};
+pub use rap_testkit::canned::{Canned, Server, events_of, failing, ok};
 use serde_json::{Value, json};
 use url::Url;
 
 pub const KEY: &str = "sk-very-secret-key";
 pub const LONG_NAME: &str = "a.tool/with a name that no provider takes";
-
-/// A canned response of the server.
-#[derive(Clone, Default)]
-pub struct Canned {
-    pub status: u16,
-    pub headers: Vec<(&'static str, &'static str)>,
-    pub content_type: Option<&'static str>,
-    pub body: Vec<u8>,
-    /// True if the connection is cut after the body.
-    pub breaks: bool,
-}
-
-pub fn ok(body: impl Into<Vec<u8>>) -> Canned {
-    Canned { status: 200, body: body.into(), ..Canned::default() }
-}
-
-/// A successful response with the content type of an event stream.
-pub fn events_of(body: impl Into<Vec<u8>>) -> Canned {
-    Canned { content_type: Some("text/event-stream"), ..ok(body) }
-}
-
-pub fn failing(status: u16, body: &str) -> Canned {
-    Canned { status, body: body.into(), ..Canned::default() }
-}
-
-#[derive(Clone, Default)]
-pub struct Server {
-    answers: Arc<Mutex<VecDeque<Canned>>>,
-    requests: Arc<Mutex<Vec<(HeaderMap, Value)>>>,
-}
-
-async fn answer(State(server): State<Server>, headers: HeaderMap, body: Bytes) -> Response<Body> {
-    server.requests.lock().unwrap().push((headers, serde_json::from_slice(&body).unwrap()));
-    let canned = server.answers.lock().unwrap().pop_front().unwrap();
-    let mut response = Response::builder().status(canned.status);
-    for (name, value) in canned.headers {
-        response = response.header(name, value);
-    }
-    if let Some(kind) = canned.content_type {
-        response = response.header("content-type", kind);
-    }
-    let body = stream::iter([Ok(Bytes::from(canned.body))]);
-    // The yield lets the server send the body before the error.
-    let end = stream::once(tokio::task::yield_now());
-    let end = end.filter_map(move |()| ready(canned.breaks.then(|| Err(io::Error::other("cut")))));
-    response.body(Body::from_stream(body.chain(end))).unwrap()
-}
-
-impl Server {
-    /// Returns headers and body of every request so far.
-    pub fn requests(&self) -> Vec<(HeaderMap, Value)> {
-        self.requests.lock().unwrap().clone()
-    }
-}
 
 /// A fake server and a model that uses it.
 pub struct Harness {
@@ -105,13 +43,8 @@ pub async fn start(
     answers: impl IntoIterator<Item = Canned>,
     model: impl FnOnce(Url) -> Arc<dyn Model>,
 ) -> Harness {
-    let server = Server { answers: Arc::new(Mutex::new(answers.into_iter().collect())), ..Server::default() };
-    let router = Router::new().route(path, routing::post(answer)).with_state(server.clone());
-    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
-    let url = Url::parse(&format!("http://{}/", listener.local_addr().unwrap())).unwrap();
-    let listener = listener.tap_io(|stream| stream.set_nodelay(true).unwrap());
-    tokio::spawn(async move { axum::serve(listener, router).await.unwrap() });
-    Harness { server, model: model(url) }
+    let (server, address) = Server::start(path, answers).await;
+    Harness { server, model: model(Url::parse(&format!("http://{address}/")).unwrap()) }
 }
 
 /// Maximum length of a stream that is cut at every byte. Some streams are long on purpose.
@@ -158,6 +91,7 @@ pub fn request() -> ModelRequest {
         turn: 7,
         images: true,
         spent: Spent::default(),
+        memory: AnswerMemory::default(),
     }
 }
 

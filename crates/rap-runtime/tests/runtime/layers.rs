@@ -3,8 +3,8 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
-/// Files that know a database: the implementations of the store, the comparison with bare databases in the measurements, and tests
-/// that look at rows or damage them.
+/// Files that know a database: the implementations of the store, the comparison with bare databases in the
+/// measurements, and tests that look at rows or damage them.
 const MAY_KNOW_A_DATABASE: [&str; 7] = [
     "store/sqlite",
     "store/postgres",

@@ -6,6 +6,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use rap_protocol::Secret;
+use rap_runtime::model::Model;
 use rap_runtime::model::scripted::Scripted;
 use rap_runtime::{Credentials, Function, Limits, Runtime, Settings, ToolServer};
 use rap_testkit::{Client, Tools};
@@ -35,6 +36,7 @@ pub struct LocalRuntime {
     tool_servers: Vec<ToolServer>,
     functions: Vec<Function>,
     limits: Limits,
+    model: Arc<dyn Model>,
     stop: oneshot::Sender<()>,
     task: JoinHandle<()>,
 }
@@ -55,7 +57,13 @@ impl LocalRuntime {
 
     /// Starts a runtime with these tool servers and limits.
     pub async fn with(tool_servers: Vec<ToolServer>, limits: Limits) -> LocalRuntime {
-        LocalRuntime::start_in(tempfile::tempdir().unwrap(), tool_servers, Vec::new(), limits).await
+        let (directory, model) = (tempfile::tempdir().unwrap(), Arc::new(Scripted::command_driven()));
+        LocalRuntime::start_in(directory, tool_servers, Vec::new(), limits, model).await
+    }
+
+    /// Starts a runtime with this model and no tool server.
+    pub async fn with_model(model: Arc<dyn Model>, limits: Limits) -> LocalRuntime {
+        LocalRuntime::start_in(tempfile::tempdir().unwrap(), Vec::new(), Vec::new(), limits, model).await
     }
 
     /// Starts a runtime with these functions and no tool server.
@@ -64,7 +72,8 @@ impl LocalRuntime {
         functions: Vec<Function>,
         limits: Limits,
     ) -> LocalRuntime {
-        LocalRuntime::start_in(directory, Vec::new(), functions, limits).await
+        let model = Arc::new(Scripted::command_driven());
+        LocalRuntime::start_in(directory, Vec::new(), functions, limits, model).await
     }
 
     async fn start_in(
@@ -72,6 +81,7 @@ impl LocalRuntime {
         tool_servers: Vec<ToolServer>,
         functions: Vec<Function>,
         limits: Limits,
+        model: Arc<dyn Model>,
     ) -> LocalRuntime {
         let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
@@ -80,13 +90,14 @@ impl LocalRuntime {
             tool_servers: tool_servers.clone(),
             functions: functions.clone(),
             limits: limits.clone(),
+            model: Arc::clone(&model),
             ..settings(&directory)
         });
         let (stop, stopped) = oneshot::channel::<()>();
         // Dropping the sender also stops the runtime.
         let task = tokio::spawn(runtime.unwrap().serve(listener, async { drop(stopped.await) }));
         let client = Client::new(&url, None);
-        LocalRuntime { client, directory, tool_servers, functions, limits, stop, task }
+        LocalRuntime { client, directory, tool_servers, functions, limits, model, stop, task }
     }
 
     /// Returns the directory of its database, `rap.db`.
@@ -97,8 +108,8 @@ impl LocalRuntime {
     /// Stops the runtime and starts another with the same database.
     pub async fn restarted(mut self) -> LocalRuntime {
         let (tool_servers, functions) = (take(&mut self.tool_servers), take(&mut self.functions));
-        let limits = self.limits.clone();
-        LocalRuntime::start_in(self.stop().await, tool_servers, functions, limits).await
+        let (limits, model) = (self.limits.clone(), Arc::clone(&self.model));
+        LocalRuntime::start_in(self.stop().await, tool_servers, functions, limits, model).await
     }
 
     /// Stops the runtime and returns the directory of its database.

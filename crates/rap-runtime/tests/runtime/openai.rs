@@ -208,6 +208,18 @@ async fn odd_values_do_not_discard_an_answer() {
             vec![calls(json!({"id": "a", "function": {"name": "read", "arguments": {"n": 1}}}))],
         ),
         (
+            "a whole message in an event",
+            vec![json!({"choices": [{"message": {"content": "", "tool_calls": [
+                {"id": "a", "function": {"name": "read", "arguments": "{\"n\":1}"}}]}}]})],
+        ),
+        (
+            "a whole message after its pieces",
+            vec![
+                piece(json!(0), "a", "read", "{\"n\":1}"),
+                json!({"choices": [{"message": {"content": "again", "tool_calls": []}}]}),
+            ],
+        ),
+        (
             "odd choices",
             vec![
                 json!({"choices": null}),
@@ -257,11 +269,14 @@ async fn the_last_event_is_read_without_its_empty_line() {
 #[tokio::test]
 async fn additional_fields_are_kept_and_sent_back_to_the_same_server() {
     let signature = json!({"google": {"thought_signature": "c2ln"}});
-    let call = json!([{"index": 0, "id": "a", "extra_content": signature, "function": {"name": "read", "arguments": "{}"}}]);
+    let function = json!({"name": "read", "arguments": "{}", "thought_signature": "in the "});
+    let call = json!([{"index": 0, "id": "a", "extra_content": signature, "function": function}]);
+    let rest = json!([{"index": 0, "function": {"thought_signature": "function"}}]);
     let chunks = [
         delta(json!({"role": "assistant", "content": null, "reasoning_content": "Let me "})),
         delta(json!({"reasoning_content": "think."})),
         calls(call),
+        calls(rest),
         finish("tool_calls"),
     ];
     let harness = start([ok(events(&chunks)), ok(events(&[finish("stop")]))]).await;
@@ -289,6 +304,8 @@ async fn additional_fields_are_kept_and_sent_back_to_the_same_server() {
         (&message["tool_calls"][0]["extra_content"], &message["tool_calls"][0]["id"]),
         (&signature, &json!("t_1"))
     );
+    let function = json!({"name": "read", "arguments": "{}", "thought_signature": "in the function"});
+    assert_eq!(message["tool_calls"][0]["function"], function);
     assert_eq!(answered(&[finish("stop")]).await.thoughts, None);
     let large = delta(json!({"reasoning_content": "x".repeat(2_000_000)}));
     assert_eq!(answered(&[large, finish("stop")]).await.thoughts, None);
@@ -510,12 +527,30 @@ async fn an_error_inside_the_stream_is_a_failure() {
     let table = [
         json!({"error": {"message": "overloaded", "code": 503}}),
         json!({"error": format!("the key {KEY} ran out")}),
+        // vLLM sends 400 for its own failures, too.
+        json!({"error": {"message": "engine died", "type": "BadRequestError", "code": 400}}),
+        json!({"error": {"message": "slow down", "type": "invalid_request_error", "code": "rate_limit_exceeded"}}),
+        json!({"error": {"message": "prompt is too long", "code": 429}}),
         finish("error"),
     ];
     for chunk in table {
         let error = ask(ok(events(&[text.clone(), chunk]))).await.unwrap_err();
         assert!(matches!(error, Error::Retry { .. }), "{error}");
     }
+    let permanent = [
+        (json!({"message": "no", "code": 401}), true),
+        (json!({"message": "no", "code": "403"}), true),
+        (json!({"message": "no", "code": 402}), false),
+        (json!({"message": "no", "status": 404}), false),
+        (json!({"message": "no", "type": "invalid_request_error", "code": "invalid_value"}), false),
+    ];
+    for (error, every_request) in permanent {
+        let answer = ask(ok(events(&[text.clone(), json!({"error": error})]))).await;
+        let why = "the model's server: no".to_owned();
+        assert_eq!(answer, Err(Error::Refused { why, every_request }), "{error}");
+    }
+    let too_large = json!({"error": {"message": "no", "code": 413}});
+    assert!(matches!(ask(ok(events(&[too_large]))).await, Err(Error::TooLong { .. })));
     let malformed = ask(ok("data: {\"choices\": [\n\ndata: [DONE]\n\n")).await.unwrap_err();
     assert_eq!(malformed.to_string(), "the model's answer is malformed");
 }

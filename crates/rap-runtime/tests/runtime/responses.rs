@@ -158,6 +158,32 @@ async fn an_answer_is_read_from_a_document_and_from_its_last_event_alone() {
 }
 
 #[tokio::test]
+async fn an_item_without_its_done_event_is_read_from_the_last_event() {
+    let mut stream = recorded();
+    stream.retain(|event| event["type"] != "response.output_item.done");
+    check(&answered(&stream).await);
+    stream.iter_mut().for_each(|event| drop(event.as_object_mut().unwrap().remove("output_index")));
+    stream.retain(|event| event["type"] != "response.function_call_arguments.delta");
+    check(&answered(&stream).await);
+    // Of a response that was cut, only the items that are complete are taken.
+    let mut cut = recorded();
+    cut.retain(|event| event["type"] != "response.output_item.done");
+    let last = cut.last_mut().unwrap();
+    last["type"] = "response.incomplete".into();
+    last["response"]["status"] = "incomplete".into();
+    last["response"]["output"][3]["status"] = "in_progress".into();
+    let answer = answered(&cut).await;
+    let expected = [("call_a", "read", json!({"path": "ab"})), ("call_b", "read", json!({"unusable": "{}"}))];
+    assert_eq!(call_fields(&answer), expected);
+    // Another call at this place says nothing about this one.
+    let mut other = recorded();
+    other.retain(|event| event["type"] != "response.output_item.done");
+    other.last_mut().unwrap()["response"]["output"][2]["call_id"] = "call_z".into();
+    let answer = answered(&other).await;
+    assert_eq!(call_fields(&answer)[0], ("call_a", "read", json!({"unusable": "{\"path\": \"ab\"}"})));
+}
+
+#[tokio::test]
 async fn reasoning_calls_and_images_go_back() {
     let harness = start([ok(events(&recorded())), ok(events(&[completed(json!([message("done")]))]))]).await;
     let answer = harness.ask().await.0.unwrap();
@@ -234,6 +260,13 @@ async fn additional_fields_of_messages_and_calls_go_back_to_the_same_server() {
     assert_eq!(sent(1)[1], expected);
     assert_eq!((&sent(1)[2]["namespace"], &sent(1)[2]["call_id"]), (&json!("files"), &json!("t_1")));
     assert_eq!((sent(2)[1].get("phase"), sent(2)[2].get("namespace")), (None, None));
+    // Several messages become one, with the fields of all.
+    let (mut first, mut second) = (message("One."), message("Two."));
+    (first["mood"], first["phase"]) = (json!("good"), json!("commentary"));
+    second["phase"] = json!("final_answer");
+    let answer = answered(&[completed(json!([first, second]))]).await;
+    let fields = json!({"type": "message", "mood": "good", "phase": "final_answer"});
+    assert_eq!(Value::Object(answer.thoughts.unwrap().fields), fields);
 }
 
 #[tokio::test]

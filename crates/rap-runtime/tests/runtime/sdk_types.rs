@@ -1,8 +1,6 @@
 //! Every request of a long and varied conversation matches the types of the official SDKs, which are installed from PyPI
 //! the first time.
 
-use std::io::Write;
-use std::process::{Command, Stdio};
 use std::sync::Arc;
 
 use crate::canned::{self, ok};
@@ -11,11 +9,8 @@ use rap_io::client::{Client, ClientLimits};
 use rap_protocol::{Body, CallId, Content, Image, Timestamp, UrlPolicy};
 use rap_runtime::model::anthropic::{self, Thinking};
 use rap_runtime::model::{CallIds, Model, ModelRequest, openai, responses};
-use rap_testkit::python;
 use serde_json::{Map, Value, json};
 use url::Url;
-
-const PACKAGES: [&str; 2] = ["openai==2.54.0", "anthropic==2.8.0"];
 
 fn id(text: &str) -> CallId {
     CallId::new(text).unwrap()
@@ -103,7 +98,7 @@ async fn captured(
     path: &str,
     answer: String,
     model: impl FnOnce(Url) -> Arc<dyn Model>,
-) -> Vec<Value> {
+) -> Vec<(&'static str, Value)> {
     let count = history(&Url::parse("http://h").unwrap()).len();
     let answers = (0..2 * count).map(|_| ok(answer.clone()));
     let harness = canned::start(path, answers, model).await;
@@ -120,11 +115,11 @@ async fn captured(
     }
     let requests = harness.server.requests();
     assert_eq!(requests.len(), 2 * count);
-    requests.into_iter().map(|(_, body)| json!({"api": api, "body": body})).collect()
+    requests.into_iter().map(|(_, body)| (api, body)).collect()
 }
 
 /// Returns the requests of a turn that the provider pauses.
-async fn resumed() -> Vec<Value> {
+async fn resumed() -> Vec<(&'static str, Value)> {
     let search =
         json!({"type": "server_tool_use", "id": "srvtoolu_1", "name": "web_search", "input": {"query": "x"}});
     let content = json!([{"type": "text", "text": "Searching."}, search,
@@ -137,7 +132,7 @@ async fn resumed() -> Vec<Value> {
     harness.ask().await.0.unwrap();
     let requests = harness.server.requests();
     assert_eq!(requests.len(), 2);
-    requests.into_iter().map(|(_, body)| json!({"api": "anthropic", "body": body})).collect()
+    requests.into_iter().map(|(_, body)| ("anthropic", body)).collect()
 }
 
 fn claude(base_url: Url, thinking: Thinking) -> Arc<dyn Model> {
@@ -154,7 +149,7 @@ fn openai_settings(base_url: Url, call_ids: CallIds) -> openai::Settings {
     openai::Settings { base_url, name: "m".into(), api_key: None, call_ids: Some(call_ids), prices: None }
 }
 
-async fn all_requests() -> Vec<Value> {
+async fn all_requests() -> Vec<(&'static str, Value)> {
     let chat = "data: {\"choices\": [{\"delta\": {\"content\": \"ok\"}, \"finish_reason\": \"stop\"}]}\n\ndata: [DONE]\n\n";
     let message =
         json!({"type": "message", "role": "assistant", "content": [{"type": "text", "text": "ok"}]})
@@ -183,23 +178,9 @@ async fn all_requests() -> Vec<Value> {
 #[tokio::test]
 async fn every_request_matches_the_types_of_the_official_sdks() {
     let requests = all_requests().await;
-    let lines: String = requests.iter().map(|request| format!("{request}\n")).collect();
+    let lines: String = requests.iter().map(|(_, body)| body.to_string()).collect();
     assert!(
         lines.contains("reasoning_content") && lines.contains("encrypted_content") && lines.contains("c2ln")
     );
-    let checked = move || {
-        let home = python::environment(env!("CARGO_TARGET_TMPDIR"), "model-sdks-1", &PACKAGES);
-        let script = concat!(env!("CARGO_MANIFEST_DIR"), "/tests/runtime/sdk_types.py");
-        let mut python = Command::new(home.join("bin/python"));
-        let python = python.arg(script).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        let mut child = python.spawn().unwrap();
-        let mut stdin = child.stdin.take().unwrap();
-        let writer = std::thread::spawn(move || stdin.write_all(lines.as_bytes()).ok());
-        let output = child.wait_with_output().unwrap();
-        writer.join().unwrap();
-        let said = String::from_utf8_lossy(&output.stdout) + String::from_utf8_lossy(&output.stderr);
-        assert!(output.status.success(), "{said}");
-        assert_eq!(said.trim(), requests.len().to_string());
-    };
-    tokio::task::spawn_blocking(checked).await.unwrap();
+    rap_testkit::sdk_types::check(env!("CARGO_TARGET_TMPDIR"), requests).await;
 }

@@ -58,9 +58,9 @@ async fn a_new_session_sees_the_new_tools_and_a_known_one_keeps_what_it_has() {
     let (known, _) = asked(&rap, "say hello").await;
     tools.offer(tools.document("bench", "2", vec![tool("new")]));
     rap.say(&known, "call new").await;
-    rap.until_line(&known, "assistant: new: Error: there is no tool `new`; there are: old").await;
+    rap.until_line(&known, "assistant: new: Error: there is no tool `new`; available tools: old").await;
     let (_, transcript) = asked(&rap, "call old").await;
-    assert_eq!(transcript[1], "result call_1_1: Error: there is no tool `old`; there are: new");
+    assert_eq!(transcript[1], "result call_1_1: Error: there is no tool `old`; available tools: new");
     rap.open("call new").await;
     assert_eq!(tools.invocation().await.request.body["toolset_version"], "2");
 }
@@ -80,7 +80,7 @@ async fn one_invalid_tool_makes_its_toolset_invalid_and_leaves_the_others_usable
         bad.url
     );
     assert!(notice.starts_with(&expected), "{notice}");
-    rap.until_line(&thread, "assistant: work: Error: there is no tool `work`; there are: help").await;
+    rap.until_line(&thread, "assistant: work: Error: there is no tool `work`; available tools: help").await;
     let servers = servers(&rap).await;
     assert!(servers[0].0.is_empty() && servers[0].1[0].contains("$.tools[1].inputSchema"), "{servers:?}");
     assert_eq!(servers[1], (vec!["help".to_owned()], vec![]));
@@ -100,7 +100,7 @@ async fn a_tool_name_used_by_two_servers_is_offered_by_neither() {
         LocalRuntime::with(vec![tool_server(&first, None), tool_server(&second, None)], Limits::default())
             .await;
     let (_, transcript) = asked(&rap, "call work").await;
-    assert_eq!(transcript[1], "result call_1_1: Error: there is no tool `work`; there are: one, two");
+    assert_eq!(transcript[1], "result call_1_1: Error: there is no tool `work`; available tools: one, two");
     let servers = servers(&rap).await;
     for (server, other) in [(&servers[0], &second), (&servers[1], &first)] {
         assert_eq!(server.1, [format!("work: not offered; {} has a tool of the same name", other.url)]);

@@ -14,7 +14,7 @@ use axum::http::{HeaderName, HeaderValue};
 use futures_util::future::BoxFuture;
 use rap_io::client::{self, Client, Reply};
 use rap_io::hashing::hash;
-use rap_io::watched::Watched;
+use rap_io::reloading::Reloading;
 use rap_protocol::retry::{Attempt, Next, Outcome, after_attempt};
 use rap_protocol::{CallbackUrl, TRACEPARENT, Timestamp};
 use rusqlite::Connection;
@@ -31,7 +31,7 @@ use crate::shares::Slots;
 
 /// Transport of callbacks.
 pub(crate) enum Outgoing {
-    Http(Box<Watched<Client>>),
+    Http(Box<Reloading<Client>>),
     /// Passes callbacks to a test.
     Memory(Arc<Take>),
 }

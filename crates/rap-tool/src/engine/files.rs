@@ -5,7 +5,8 @@
 //!
 //! The first page of calls announces a transfer with a random id. Its pages are accepted once and in order, and its files
 //! are moved only if its last page has arrived, so that no directory in use is replaced by a part of itself or by an older
-//! copy that somebody sends again.
+//! copy that somebody sends again. For the same reason, a session takes no transfer that began before another one whose
+//! first page has arrived, and a server none that it has sent itself.
 
 use std::collections::HashSet;
 use std::io;
@@ -16,11 +17,11 @@ use std::time::Duration;
 
 use axum::body::Bytes;
 use rap_io::secret_box::Key;
-use rap_protocol::{CallbackUrl, ThreadId, Timestamp};
+use rap_protocol::{ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
 use tokio::sync::OwnedMutexGuard;
 
-use super::migration::{ArrivalRefused, WITHOUT_CALLER};
+use super::moving::{ArrivalRefused, WITHOUT_CALLER};
 use super::{Engine, lock};
 use crate::auth::Caller;
 use crate::directory::{Owner, owner_file, remove_tree};
@@ -33,9 +34,10 @@ pub(crate) const FILES_PATH: &str = "/import_files";
 const ARRIVING: &str = "arriving";
 /// File with the progress of a transfer, in the directory of its session.
 const TRANSFER: &str = "transfer";
-/// Ending of the file that says that a transfer is over, and time that it is kept. Pages are refused much earlier.
-const USED: &str = "used";
-const USED_FOR: Duration = Duration::from_secs(60 * 60);
+/// Ending of the file with the last transfer of a session that has begun, and time that it is kept. Pages are refused much
+/// earlier.
+const BEGUN: &str = "begun";
+const BEGUN_FOR: Duration = Duration::from_secs(60 * 60);
 const SEALED: &[u8] = b"rap: files of a session that moves";
 
 /// Parts of the files of a session, as they are sent.
@@ -59,7 +61,10 @@ struct FilePage {
 #[derive(Serialize, Deserialize)]
 struct Transfer {
     id: String,
-    /// Number of pages that have arrived.
+    /// Number of pages of calls that have arrived.
+    #[serde(default)]
+    calls: u64,
+    /// Number of pages of files that have arrived.
     pages: u64,
     complete: bool,
 }
@@ -73,36 +78,67 @@ impl Transfer {
         std::fs::write(directory.join(TRANSFER), serde_json::to_vec(self)?)
     }
 
-    /// Begins a transfer, in place of an earlier one of the session. Returns false if it is over.
-    fn begin(directory: &Path, id: String) -> io::Result<bool> {
-        if used_file(directory, &id).exists() {
-            return Ok(false);
+    /// Begins a transfer, in place of an earlier one of the session. Returns false if the transfer has begun before, or
+    /// another one later.
+    fn begin(directory: &Path, id: &str, at: Timestamp) -> io::Result<bool> {
+        let has_nothing = |transfer: Transfer| transfer.id == id && transfer.calls == 0;
+        match Begun::of(directory) {
+            // The first page could not be stored, and is sent again.
+            Some(last) if last.id == id && Transfer::of(directory).is_some_and(has_nothing) => {}
+            Some(last) if last.id == id || last.at >= at => return Ok(false),
+            _ => {}
         }
-        match Transfer::of(directory) {
-            Some(earlier) if earlier.id != id => forget(directory)?,
-            _ => remove_tree(directory)?,
-        }
+        remove_tree(directory)?;
         std::fs::DirBuilder::new().recursive(true).mode(0o700).create(directory)?;
-        Transfer { id, pages: 0, complete: false }.write(directory)?;
+        let begun = serde_json::to_vec(&Begun { id: id.to_owned(), at })?;
+        std::fs::write(directory.with_extension(BEGUN), begun)?;
+        Transfer { id: id.to_owned(), calls: 0, pages: 0, complete: false }.write(directory)?;
         Ok(true)
     }
-}
 
-/// Returns the file that says that a transfer is over.
-fn used_file(directory: &Path, transfer: &str) -> PathBuf {
-    directory.with_file_name(format!("{transfer}.{USED}"))
-}
-
-fn mark_used(directory: &Path, transfer: &str) -> io::Result<()> {
-    std::fs::write(used_file(directory, transfer), "")
-}
-
-/// Removes what has arrived of a session. Its transfer is over.
-fn forget(directory: &Path) -> io::Result<()> {
-    if let Some(transfer) = Transfer::of(directory) {
-        mark_used(directory, &transfer.id)?;
+    /// Returns true if a page of calls is the next one of the transfer.
+    fn has_next(directory: &Path, id: &str, number: u64) -> bool {
+        Transfer::of(directory)
+            .is_some_and(|transfer| transfer.id == id && transfer.calls == number && transfer.pages == 0)
     }
-    remove_tree(directory)
+}
+
+/// The last transfer of a session that has begun.
+#[derive(Serialize, Deserialize)]
+struct Begun {
+    id: String,
+    /// Time of its first page, by the clock of its sender.
+    at: Timestamp,
+}
+
+impl Begun {
+    fn of(directory: &Path) -> Option<Begun> {
+        serde_json::from_slice(&std::fs::read(directory.with_extension(BEGUN)).ok()?).ok()
+    }
+}
+
+/// The right to store a page of calls. No other page of any transfer is stored meanwhile.
+pub(super) struct CallsTurn {
+    turn: OwnedMutexGuard<()>,
+    directory: PathBuf,
+}
+
+impl CallsTurn {
+    /// Counts the page, which was stored.
+    pub(super) async fn finish(self) -> io::Result<()> {
+        let CallsTurn { turn, directory } = self;
+        let count = move || match Transfer::of(&directory) {
+            Some(transfer) => Transfer { calls: transfer.calls + 1, ..transfer }.write(&directory),
+            None => Err(io::Error::other("the transfer has ended")),
+        };
+        in_turn(turn, count).await.map(|_| ())
+    }
+}
+
+/// Refuses a page that cannot be written now.
+pub(super) fn unwritable(error: io::Error) -> ArrivalRefused {
+    tracing::warn!(%error, "files of a session that moves here cannot be written");
+    ArrivalRefused::Unavailable
 }
 
 /// Sessions whose files have arrived and are not at their final paths yet.
@@ -173,8 +209,7 @@ impl Engine {
         if threads.is_empty() {
             return Ok(());
         }
-        let url = CallbackUrl::new(format!("{base}{FILES_PATH}"));
-        let url = url.map_err(|error| Error::new(error.to_string()))?;
+        let to = (base, FILES_PATH);
         let page = |number| FilePage {
             at: self.now(),
             session: session.clone(),
@@ -200,7 +235,7 @@ impl Engine {
                         let following = page(next.number + 1);
                         let full = std::mem::replace(&mut next, following);
                         next.owners.push(owner.clone());
-                        self.send_sealed(key, url.clone(), &full, SEALED).await?;
+                        self.send_sealed(key, to, &full, SEALED).await?;
                         bytes = 0;
                     }
                 }
@@ -208,8 +243,8 @@ impl Engine {
             }
         }
         next.last = true;
-        self.send_sealed(key, url.clone(), &next, SEALED).await?;
-        tracing::info!(?session, files, to = %url, "the files of a session were copied to another server");
+        self.send_sealed(key, to, &next, SEALED).await?;
+        tracing::info!(?session, files, to = base, "the files of a session were copied to another server");
         Ok(())
     }
 
@@ -231,36 +266,38 @@ impl Engine {
         Ok(())
     }
 
-    /// Begins a transfer. It replaces the files of the session that have arrived before.
-    pub(super) async fn begin_files(
+    /// Checks that a page of calls is the next one of its transfer. The first page begins it, and replaces the files of the
+    /// session that have arrived before.
+    pub(super) async fn next_calls(
         &self,
-        caller: &Caller,
-        session: &ThreadId,
-        transfer: &str,
-    ) -> Result<(), ArrivalRefused> {
+        session: String,
+        (transfer, number): (&str, u64),
+        at: Timestamp,
+    ) -> Result<CallsTurn, ArrivalRefused> {
         if transfer.is_empty()
             || transfer.len() > 64
             || !transfer.bytes().all(|byte| byte.is_ascii_hexdigit())
         {
             return Err(ArrivalRefused::Invalid("the id of the transfer is not valid"));
         }
-        let session = self.thread(caller, session).key().to_owned();
         let turn = Arc::clone(&self.arrived_files.turn).lock_owned().await;
         let (directory, id) = (self.arrived_files.directory.join(&session), transfer.to_owned());
         let is_new = lock(&self.arrived_files.sessions).insert(session.clone());
-        match in_turn(turn, move || Transfer::begin(&directory, id)).await {
-            Ok((_, true)) => Ok(()),
-            Ok((_turn, false)) => {
-                if is_new {
-                    lock(&self.arrived_files.sessions).remove(&session);
-                }
-                Err(ArrivalRefused::Invalid("the transfer is over"))
+        let place = directory.clone();
+        let is_next = move || match number {
+            0 => Transfer::begin(&place, &id, at),
+            number => Ok(Transfer::has_next(&place, &id, number)),
+        };
+        let (turn, is_next) = in_turn(turn, is_next).await.map_err(unwritable)?;
+        if !is_next {
+            if is_new {
+                lock(&self.arrived_files.sessions).remove(&session);
             }
-            Err(error) => {
-                tracing::warn!(%error, "files of a session that moves here cannot be written");
-                Err(ArrivalRefused::Unavailable)
-            }
+            return Err(ArrivalRefused::Invalid(
+                "the page is not the next one of its transfer, or a later transfer of the session has begun",
+            ));
         }
+        Ok(CallsTurn { turn, directory })
     }
 
     /// Moves the files of a session that has arrived to their places. The caller has the session by now, since it asks.
@@ -289,7 +326,7 @@ impl Engine {
         });
         known.await.ok_or_else(|| io::Error::other("the journal cannot be written"))?;
         let from = arrived.directory.join(&key);
-        let (_turn, ()) = in_turn(turn, move || forget(&from)).await?;
+        let (_turn, ()) = in_turn(turn, move || remove_tree(&from)).await?;
         lock(&arrived.sessions).remove(&key);
         tracing::info!(?session, threads = count, "the files of a session that was moved here are in use");
         Ok(())
@@ -308,7 +345,7 @@ impl Engine {
         let own = thread.clone();
         let removed = in_turn(turn, move || {
             if root {
-                return forget(&directory.join(own));
+                return remove_tree(&directory.join(own));
             }
             for session in sessions {
                 let path = directory.join(session).join(&own);
@@ -339,7 +376,7 @@ impl Engine {
                 let age = changed.duration_since(std::time::SystemTime::UNIX_EPOCH).unwrap_or_default();
                 let is_old = i64::try_from(age.as_millis()).is_ok_and(|millis| millis < before.0);
                 if is_old {
-                    forget(&directory)?;
+                    remove_tree(&directory)?;
                 }
                 Ok(is_old)
             });
@@ -350,18 +387,18 @@ impl Engine {
             }
         }
         let directory = arrived.directory.clone();
-        if let Err(error) = blocking(move || delete_used(&directory)).await {
+        if let Err(error) = blocking(move || delete_begun(&directory)).await {
             tracing::warn!(%error, "files about old transfers could not be removed");
         }
     }
 }
 
 /// Deletes the files that mark old transfers as over.
-fn delete_used(arriving: &Path) -> io::Result<()> {
+fn delete_begun(arriving: &Path) -> io::Result<()> {
     for entry in std::fs::read_dir(arriving).into_iter().flatten() {
         let path = entry?.path();
-        let is_used = path.extension().is_some_and(|ending| ending == USED);
-        if is_used && path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > USED_FOR) {
+        let is_begun = path.extension().is_some_and(|ending| ending == BEGUN);
+        if is_begun && path.metadata()?.modified()?.elapsed().is_ok_and(|age| age > BEGUN_FOR) {
             std::fs::remove_file(path)?;
         }
     }
@@ -410,17 +447,18 @@ fn write_page(engine: &Engine, caller: &Caller, directory: &Path, page: &FilePag
     for part in &page.parts {
         moved_files::write_part(&place(&part.thread), &part.path, &part.content)?;
     }
-    Transfer { pages: page.number + 1, complete: page.last, ..transfer }.write(directory)
+    Transfer { pages: page.number + 1, complete: page.last, ..transfer }.write(directory)?;
+    if page.last {
+        moved_files::sync(directory)?;
+    }
+    Ok(())
 }
 
 /// Moves the directories of a transfer to their places, if it is complete. Returns their threads, or `None` if they
 /// have to stay.
 fn place_complete(from: &Path, to: &Path) -> io::Result<Option<Vec<ThreadId>>> {
     match Transfer::of(from) {
-        Some(transfer) if transfer.complete => {
-            mark_used(from, &transfer.id)?;
-            place_all(from, to).map(Some)
-        }
+        Some(transfer) if transfer.complete => place_all(from, to).map(Some),
         // The session has no files.
         Some(transfer) if transfer.pages == 0 => Ok(Some(Vec::new())),
         _ => Ok(None),

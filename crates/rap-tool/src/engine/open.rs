@@ -19,7 +19,7 @@ use tokio_util::task::TaskTracker;
 
 use super::job_turns::JobTurns;
 use super::{
-    CloseHook, Engine, MigrateHook, Offer, Outgoing, States, closing, delivery, files, metrics, migration,
+    CloseHook, Engine, MigrateHook, Offer, Outgoing, States, closing, delivery, files, metrics, moving,
 };
 use crate::auth::{Auth, Callers};
 use crate::clock::Clock;
@@ -100,7 +100,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         request_memory: shares::Memory::new(limits.arriving_bytes, &known),
         validations: Validations::default(),
         on_close,
-        migrations: migration::Migrations::new(config.on_migrate, migration_key),
+        migrations: moving::Migrations::new(config.on_migrate, migration_key),
         arrived_files: files::ArrivedFiles::open(&directories),
         invocations: Limiter::new(limits.invocation_rate),
         pending_notifications: Pool::new(MAX_NOTIFICATIONS, &known),
@@ -124,6 +124,7 @@ pub(crate) fn open(config: EngineConfig, externals: Externals) -> Result<Arc<Eng
         answers: Limiter::new(limits.notification_rate),
         scrapes: Limiter::new(SCRAPE_RATE),
         runs: Mutex::default(),
+        run_ended: Notify::new(),
         deadlines: Mutex::default(),
         deadline_changed: Notify::new(),
         early: Mutex::default(),

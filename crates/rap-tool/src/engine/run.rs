@@ -98,6 +98,7 @@ impl Engine {
         }
         self.clear_deadline(seq);
         lock(&self.runs).remove(&seq);
+        self.run_ended.notify_waiters();
     }
 
     /// Prepares a call. Returns `None` if it was stopped meanwhile; a cancelled call then has its result.

@@ -60,7 +60,7 @@ impl Engine {
     }
 
     /// A call of a tool that no longer exists is started as well, and ends with an error that says so.
-    fn on_restart(&self, operation: &str) -> OnRestart {
+    pub(super) fn on_restart(&self, operation: &str) -> OnRestart {
         self.offer().tools.get(operation).map_or(OnRestart::RunAgain, |offered| offered.tool.on_restart())
     }
 

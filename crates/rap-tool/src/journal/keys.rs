@@ -30,7 +30,7 @@ pub(crate) struct CallIndex {
     /// `None` if it has to be read from the database.
     recent: Option<BTreeMap<Identity, CallSeq>>,
     flush: Option<Flush>,
-    /// Number of keys that [`Keys::scan`] has visited since [`Keys::take_visited`].
+    /// Number of keys that [`CallIndex::scan`] has visited since [`CallIndex::take_visited`].
     visited: usize,
 }
 

@@ -25,8 +25,8 @@ pub(super) fn topic(message: &UserMessage) -> Topic {
     }
 }
 
-/// Subject of a message to the user. New content replaces unsent content of the same view, and the refusal of a question ends
-/// the wait for its answer.
+/// Subject of a message to the user. New content replaces unsent content of the same view, and the refusal of a
+/// question ends the wait for its answer.
 pub(super) enum Topic {
     View(String),
     Question(QuestionName),
@@ -77,8 +77,8 @@ pub(super) fn to_callback(row: &CallRow, post: OutboxContent) -> Callback {
     }
 }
 
-/// Returns the id of an event: stable over retries and restarts, and different in every subscription. It contains the part of
-/// the identity that is a hash of caller, thread, call id and callback URL.
+/// Returns the id of an event: stable over retries and restarts, and different in every subscription. It contains the
+/// part of the identity that is a hash of caller, thread, call id and callback URL.
 fn event_id(row: &CallRow, number: u64) -> EventId {
     let subscription = u128::from_be_bytes(*row.identity.last_chunk().expect("bug: 32 bytes"));
     EventId::new(format!("{subscription:032x}-{number}")).expect("bug: hexadecimal digits are an id")

@@ -32,7 +32,7 @@ pub(crate) struct MovedCall {
     #[serde(deserialize_with = "callback_url")]
     pub(crate) callback_url: CallbackUrl,
     call_id: Option<CallId>,
-    operation: String,
+    pub(crate) operation: String,
     arguments: Option<String>,
     user_id: Option<UserId>,
     ancestors: Option<Vec<ThreadId>>,
@@ -63,6 +63,11 @@ fn callback_url<'de, D: Deserializer<'de>>(from: D) -> std::result::Result<Callb
 }
 
 impl MovedCall {
+    /// Returns true if the call has no result yet. A confirmed subscription has one.
+    pub(crate) fn is_running(&self) -> bool {
+        self.state == State::Running as u8
+    }
+
     /// Returns true if the call can be stored and run.
     pub(crate) fn is_valid(&self) -> bool {
         let is_object = |text: &String| serde_json::from_str::<Map<String, Value>>(text).is_ok();
@@ -86,6 +91,49 @@ pub(crate) struct MovedPage {
     pub(crate) too_large: Option<CallId>,
 }
 
+/// A call whose handler has not returned.
+pub(crate) struct RunningCall {
+    pub(crate) seq: CallSeq,
+    pub(crate) id: CallId,
+    pub(crate) operation: String,
+}
+
+/// Some running calls of a session.
+pub(crate) struct RunningPage {
+    pub(crate) calls: Vec<RunningCall>,
+    /// The call after which the next page begins. `None` after the last page.
+    pub(crate) next: Option<CallSeq>,
+}
+
+/// Condition for calls of the caller `?3` after `?1` and up to `?2` in the session `?4`.
+const IN_SESSION: &str = "seq > ?1 AND seq <= ?2 AND caller = ?3
+    AND (thread = ?4 OR EXISTS (SELECT 1 FROM json_each(ancestors) WHERE value = ?4))";
+
+/// Returns the last call of the window after a call, and the call after which the next window begins.
+fn window(db: &Connection, after: CallSeq) -> Result<(CallSeq, Option<CallSeq>)> {
+    let last: CallSeq = db.query_row("SELECT coalesce(max(seq), 0) FROM calls", [], |row| row.get(0))?;
+    let end = after.saturating_add(WINDOW);
+    Ok((end, (end < last).then_some(end)))
+}
+
+/// Reads the next calls of a caller's session that have no result yet. Confirmed subscriptions have one.
+pub(crate) fn running_calls(
+    db: &Connection,
+    caller: &Caller,
+    session: &ThreadId,
+    after: CallSeq,
+) -> Result<RunningPage> {
+    let (end, next) = window(db, after)?;
+    let sql = format!("SELECT seq, call_id, operation FROM calls WHERE {IN_SESSION} AND state = 0");
+    let calls = db
+        .prepare_cached(&sql)?
+        .query_map(params![after, end, caller.bytes(), session.as_str()], |row| {
+            Ok(RunningCall { seq: row.get(0)?, id: id(row, 1)?, operation: row.get(2)? })
+        })?
+        .collect::<Result<_>>()?;
+    Ok(RunningPage { calls, next })
+}
+
 impl Journal {
     /// Reads the next calls of a caller's session that are not settled.
     pub(crate) fn session_calls(
@@ -95,17 +143,13 @@ impl Journal {
         session: &ThreadId,
         after: CallSeq,
     ) -> Result<MovedPage> {
-        let last: CallSeq = db.query_row("SELECT coalesce(max(seq), 0) FROM calls", [], |row| row.get(0))?;
-        let end = after.saturating_add(WINDOW);
-        let next = (end < last).then_some(end);
+        let (end, next) = window(db, after)?;
         let mut page = MovedPage { calls: Vec::new(), next, too_large: None };
-        let mut statement = db.prepare_cached(
+        let mut statement = db.prepare_cached(&format!(
             "SELECT seq, call_id, coalesce(length(arguments), 0) + coalesce(length(cursor), 0)
                     + (SELECT coalesce(sum(length(body)), 0) FROM outbox WHERE call = calls.seq)
-             FROM calls WHERE seq > ?1 AND seq <= ?2 AND caller = ?3 AND state < 3
-               AND (thread = ?4 OR EXISTS (SELECT 1 FROM json_each(ancestors) WHERE value = ?4))
-             ORDER BY seq",
-        )?;
+             FROM calls WHERE {IN_SESSION} AND state < 3 ORDER BY seq"
+        ))?;
         let mut rows = statement.query(params![after, end, caller.bytes(), session.as_str()])?;
         let mut bytes = 0;
         while let Some(row) = rows.next()? {

@@ -17,8 +17,9 @@ const CALLBACK_PAIR: &str = "RAP_TOOL_CALLBACK_CERT and RAP_TOOL_CALLBACK_KEY";
 
 impl ToolServer {
     /// Applies the environment variables `RAP_TOOL_DATA`, `RAP_TOOL_KEY`, `RAP_TOOL_URL`, `RAP_TOOL_CONSENT_URL`
-    /// ([`ToolServer::consent_url`]) and `RAP_TOOL_CALLBACKS_TO` (`public`, `private` or `loopback`), which override the settings made so far, and adds the tokens in
-    /// `RAP_TOOL_BEARER`, which are separated by commas. Each token is a separate caller; see [`Auth::Bearer`].
+    /// ([`ToolServer::consent_url`]) and `RAP_TOOL_CALLBACKS_TO` (`public`, `private` or `loopback`), which override
+    /// the settings made so far, and adds the tokens in `RAP_TOOL_BEARER`, which are separated by commas. Each token is
+    /// a separate caller; see [`Auth::Bearer`].
     ///
     /// `RAP_TOOL_BEARER_FILE` is a file for [`Auth::BearerFile`]; `RAP_TOOL_HMAC` has keys for [`Auth::Hmac`], separated by
     /// commas, and `RAP_TOOL_HMAC_FILE` is a file for [`Auth::HmacFile`]. `RAP_TOOL_TLS_CERT` and `RAP_TOOL_TLS_KEY` are the

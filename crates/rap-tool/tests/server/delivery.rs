@@ -368,7 +368,8 @@ async fn send_and_disconnect(server: &Server, path: &str, body: &serde_json::Val
     stream.write_all(format!("{head}{rest}").as_bytes()).await.unwrap();
 }
 
-/// The context of an invocation's trace comes back with all callbacks of the call, also after a restart. A malformed one does not.
+/// The context of an invocation's trace comes back with all callbacks of the call, also after a restart. A malformed
+/// one does not.
 #[tokio::test]
 async fn callbacks_carry_the_trace_context_of_their_invocation() {
     const CONTEXT: &str = "00-4bf92f3577b34da6a3ce929d0e0e4736-00f067aa0ba902b7-01";

@@ -77,7 +77,7 @@ async fn only_the_first_answer_to_a_question_is_accepted() -> Result<()> {
     Ok(())
 }
 
-/// Everybody can send requests to these URLs, so only those of real questions count against the rate of a caller.
+/// Anyone can send requests to these URLs, so only requests to real questions count against the caller's rate.
 #[tokio::test(start_paused = true)]
 async fn requests_with_invented_urls_keep_nobody_from_answering() -> Result<()> {
     let mut runtime = TestRuntime::start(server()).await?;

@@ -78,8 +78,8 @@ struct Named {
     name: String,
 }
 
-/// A server with a call that never returns, one that runs again after a restart and returns only at `new`, and a subscription
-/// whose events the test sends. `label` is in what it says.
+/// A server with a call that never returns, one that runs again after a restart and returns only at `new`, and a
+/// subscription whose events the test sends. `label` is in what it says.
 fn movable(label: &'static str, events: &Arc<Semaphore>) -> ToolServer {
     let events = Arc::clone(events);
     let again = move |_: Nothing, call: Call| async move {
@@ -135,7 +135,6 @@ async fn calls_and_subscriptions_move_to_a_server_with_the_same_key_and_start_wh
     runtime.expect_text("old watches Subscription ID: w").await;
     old_events.add_permits(1);
     runtime.expect_text("old event 1").await;
-    old.accepted(&runtime.invocation("hang", "s", "h", json!({}))).await;
     old.accepted(&runtime.invocation("hang", "other", "o", json!({}))).await;
     let mut child = runtime.invocation("again", "child", "a", json!({}));
     child["thread_ancestors"] = json!(["s"]);
@@ -160,10 +159,8 @@ async fn calls_and_subscriptions_move_to_a_server_with_the_same_key_and_start_wh
     assert!(!new.is_alive("other", "o").await, "the other session stays");
     assert!(runtime.pending().is_empty());
     assert!(new.is_alive("s", "w").await);
-    let arrived = [runtime.accepted().await, runtime.accepted().await, runtime.accepted().await];
-    let said = texts(&arrived);
-    assert!(said[0].starts_with("Error: ") && said[0].contains("restarted"), "{said:?}");
-    assert_eq!(said[1..], ["kept", "new again"]);
+    let arrived = [runtime.accepted().await, runtime.accepted().await];
+    assert_eq!(texts(&arrived), ["kept", "new again"]);
     events.add_permits(1);
     let event = runtime.accepted().await;
     assert_eq!((event.text(), event.name.as_str()), ("new event 2", "w"));
@@ -173,6 +170,80 @@ async fn calls_and_subscriptions_move_to_a_server_with_the_same_key_and_start_wh
     assert!(texts(&runtime.pending()).is_empty());
     // Otherwise the server would wait for the call that never returns.
     old.cancel("other", "o").await;
+    source.stop().await;
+    target.stop().await;
+}
+
+/// A server with a tool that writes a file and returns when the test lets it, and the tools of [`with_files`].
+fn gated(gate: &Arc<Semaphore>) -> ToolServer {
+    let gate = Arc::clone(gate);
+    with_files().tool("slow", move |_: Nothing, call: Call| {
+        let gate = Arc::clone(&gate);
+        async move {
+            tokio::select! {
+                permit = gate.acquire() => permit.map_err(|error| Error::new(error.to_string()))?.forget(),
+                () = call.cancelled() => return Err(Error::new("cancelled")),
+            }
+            let directory = call.directory().await?.join("docs");
+            std::fs::create_dir_all(&directory)?;
+            std::fs::write(directory.join("late"), "late")?;
+            Ok("the real result".to_owned())
+        }
+    })
+}
+
+#[tokio::test]
+async fn a_call_that_returns_while_its_session_moves_keeps_its_result_and_its_files() {
+    let (data, there) = (data_dir(), data_dir());
+    let (gate, other_gate) = (Arc::new(Semaphore::new(0)), Arc::new(Semaphore::new(0)));
+    let source = Server::start(gated(&gate).migrate_calls(KEY), data.path()).await;
+    let target = Server::start(gated(&other_gate).migrate_calls(KEY), there.path()).await;
+    let (old, new) = (source.caller(), target.caller());
+    let mut runtime = Runtime::start().await;
+    old.accepted(&runtime.invocation("slow", "s", "1", json!({}))).await;
+    // The runtime has stopped the session: it takes no callbacks until the session has moved.
+    runtime.answer_always(503);
+    let moving = tokio::spawn({
+        let (old, body) = (source.caller(), migrate_body(&target.url));
+        async move { old.post("/migrate", body).await }
+    });
+    for _ in 0..50 {
+        assert!(old.is_alive("s", "1").await);
+    }
+    assert!(!moving.is_finished(), "nothing is copied while the call is running");
+    gate.add_permits(1);
+    assert_eq!(moving.await.unwrap(), (200, String::new()));
+    assert_eq!(old.close("s").await.0, 200);
+    old.until_settled("s", "1").await;
+    runtime.pending();
+    runtime.answer_always(200);
+    assert!(new.is_alive("s", "1").await);
+    runtime.expect_text("the real result").await;
+    new.accepted(&runtime.invocation("list", "s", "2", json!({}))).await;
+    runtime.expect_text("files late:4").await;
+    assert!(runtime.pending().is_empty());
+    source.stop().await;
+    target.stop().await;
+}
+
+#[tokio::test]
+async fn a_call_that_does_not_end_fails_the_move_which_says_so() {
+    let (data, there, gate) = (data_dir(), data_dir(), Arc::new(Semaphore::new(0)));
+    let mut short = short_pauses();
+    short.stop_within = std::time::Duration::from_millis(50);
+    let source = Server::start(gated(&gate).limits(short).migrate_calls(KEY), data.path()).await;
+    let target = Server::start(gated(&gate).migrate_calls(KEY), there.path()).await;
+    let mut runtime = Runtime::start().await;
+    source.caller().accepted(&runtime.invocation("slow", "s", "1", json!({}))).await;
+    source.caller().accepted(&runtime.invocation("slow", "other", "2", json!({}))).await;
+    let (status, body) = source.caller().post("/migrate", migrate_body(&target.url)).await;
+    assert_eq!((status, body.contains("call 1 of slow is still running")), (500, true), "{body}");
+    assert!(!target.caller().is_alive("s", "1").await);
+    // The session goes on, and moves when the call has ended.
+    source.caller().cancel("s", "1").await;
+    runtime.expect_text("Error: cancelled").await;
+    assert_eq!(source.caller().post("/migrate", migrate_body(&target.url)).await, (200, String::new()));
+    source.caller().cancel("other", "2").await;
     source.stop().await;
     target.stop().await;
 }
@@ -314,6 +385,46 @@ async fn the_directories_of_threads_move_with_their_session() {
     target.stop().await;
 }
 
+/// The time that a move may take bounds this test.
+#[tokio::test]
+async fn a_workspace_of_thousands_of_files_moves() {
+    const FILES: usize = 6_000;
+    let (data, there) = (data_dir(), data_dir());
+    let make = |_: Nothing, call: Call| async move {
+        let directory = call.directory().await?;
+        for number in 0..FILES {
+            let folder = directory.join((number / 1000).to_string());
+            if number % 1000 == 0 {
+                std::fs::create_dir(&folder)?;
+            }
+            std::fs::write(folder.join(number.to_string()), number.to_string())?;
+        }
+        Ok("made".to_owned())
+    };
+    let server = || with_files().tool("make", make).migrate_calls(KEY);
+    let source = Server::start(server(), data.path()).await;
+    let target = Server::start(server(), there.path()).await;
+    let mut runtime = Runtime::start().await;
+    source.caller().accepted(&runtime.invocation("make", "s", "1", json!({}))).await;
+    runtime.expect_text("made").await;
+    let began = std::time::Instant::now();
+    assert_eq!(source.caller().post("/migrate", migrate_body(&target.url)).await, (200, String::new()));
+    println!("moved {FILES} files in {:?}", began.elapsed());
+    target.caller().accepted(&runtime.invocation("list", "s", "2", json!({}))).await;
+    runtime.expect_text("files").await;
+    let threads = std::fs::read_dir(there.path().join("threads")).unwrap().flatten();
+    let mut moved =
+        threads.filter(|entry| entry.path().extension().is_none() && entry.path().join("0").is_dir());
+    let directory = moved.next().expect("the directory of the thread").path();
+    let last = directory.join("5").join("5999");
+    assert_eq!(std::fs::read_to_string(last).unwrap(), "5999");
+    let folders = std::fs::read_dir(&directory).unwrap().flatten().filter(|entry| entry.path().is_dir());
+    let files: usize = folders.map(|folder| std::fs::read_dir(folder.path()).unwrap().count()).sum();
+    assert_eq!(files, FILES);
+    source.stop().await;
+    target.stop().await;
+}
+
 #[tokio::test]
 async fn files_that_arrive_are_gone_when_their_session_is_closed_and_strangers_bring_none() {
     let (data, there) = (data_dir(), data_dir());
@@ -336,14 +447,39 @@ async fn files_that_arrive_are_gone_when_their_session_is_closed_and_strangers_b
     target.stop().await;
 }
 
-/// A destination that records what it gets, as path and body.
-async fn recorder() -> (String, Arc<Mutex<Vec<(String, axum::body::Bytes)>>>) {
+/// A request with state of a session, as somebody on the network sees it.
+struct Recorded {
+    path: String,
+    proof: String,
+    body: axum::body::Bytes,
+}
+
+impl Recorded {
+    /// Sends the request again. Returns the status of the answer.
+    async fn send(&self, server: &Server) -> u16 {
+        self.send_with(server, &self.proof).await
+    }
+
+    async fn send_with(&self, server: &Server, proof: &str) -> u16 {
+        let headers = [("content-type", "application/json"), (PROOF, proof)];
+        rap_testkit::http::send("POST", &format!("{}{}", server.url, self.path), &headers, &self.body)
+            .await
+            .status
+    }
+}
+
+const PROOF: &str = "rap-migration-proof";
+
+/// A destination that records what it gets.
+async fn recorder() -> (String, Arc<Mutex<Vec<Recorded>>>) {
     let pages: Arc<Mutex<Vec<_>>> = Arc::default();
     let record = Arc::clone(&pages);
-    let router = axum::Router::new().fallback(move |uri: axum::http::Uri, body: axum::body::Bytes| {
-        record.lock().unwrap().push((uri.path().to_owned(), body));
+    let take = move |uri: axum::http::Uri, headers: axum::http::HeaderMap, body: axum::body::Bytes| {
+        let proof = headers[PROOF].to_str().unwrap().to_owned();
+        record.lock().unwrap().push(Recorded { path: uri.path().to_owned(), proof, body });
         async {}
-    });
+    };
+    let router = axum::Router::new().fallback(take);
     let router = router.layer(axum::extract::DefaultBodyLimit::disable());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
@@ -368,9 +504,9 @@ async fn files_take_their_places_only_when_all_pages_have_arrived_once_and_in_or
     }
     let pages = &transfers[0];
     let (announced, last) = ("/import_calls", pages.len() - 1);
-    assert!(pages[0].0 == announced && transfers[1][0].0 == announced && last >= 3, "{last}");
+    assert!(pages[0].path == announced && transfers[1][0].path == announced && last >= 3, "{last}");
     let new = target.caller();
-    let send = async |(path, body): &(String, axum::body::Bytes)| new.post(path, body.clone()).await.0;
+    let send = async |page: &Recorded| page.send(&target).await;
     let list = |id: &str| {
         let mut call = runtime.invocation("list", "child", id, json!({}));
         call["thread_ancestors"] = json!(["s"]);
@@ -378,11 +514,10 @@ async fn files_take_their_places_only_when_all_pages_have_arrived_once_and_in_or
     };
     let lists = [list("2"), list("3"), list("4")];
     assert_eq!(send(&pages[1]).await, 403, "the transfer was not announced");
-    // The announcement begins the transfer anew, whatever has arrived of it.
-    for page in [0, 1, 0, 1] {
+    for page in [0, 1] {
         assert_eq!(send(&pages[page]).await, 200, "{page}");
     }
-    for page in [1, last] {
+    for page in [0, 1, last] {
         assert_eq!(send(&pages[page]).await, 403, "{page} is not the next page");
     }
     assert_eq!(send(&transfers[1][2]).await, 403, "the page belongs to another transfer");
@@ -405,4 +540,84 @@ async fn files_take_their_places_only_when_all_pages_have_arrived_once_and_in_or
     runtime.expect_text("files a:1331200 b:1024 link:1331200").await;
     source.stop().await;
     target.stop().await;
+}
+
+#[tokio::test]
+async fn a_recorded_transfer_is_refused_by_its_sender_and_after_a_later_one() {
+    let (data, there) = (data_dir(), data_dir());
+    let source = Server::start(with_files().migrate_calls(KEY), data.path()).await;
+    let target = Server::start(with_files().migrate_calls(KEY), there.path()).await;
+    let mut runtime = Runtime::start().await;
+    let (url, recorded) = recorder().await;
+    let mut transfers = Vec::new();
+    for name in ["a", "b"] {
+        let write = runtime.invocation("write", "s", name, json!({"name": name, "kilobytes": 1}));
+        source.caller().accepted(&write).await;
+        runtime.expect_text(name).await;
+        assert_eq!(source.caller().post("/migrate", migrate_body(&url)).await.0, 200);
+        transfers.push(std::mem::take(&mut *recorded.lock().unwrap()));
+    }
+    // The older copy does not replace what the sender itself has in use.
+    for page in &transfers[0] {
+        assert_eq!(page.send(&source).await, 403);
+    }
+    source.caller().accepted(&runtime.invocation("list", "s", "1", json!({}))).await;
+    let files = "files a:1024 absolute:0 b:1024 link:1024";
+    runtime.expect_text(files).await;
+    for page in &transfers[1] {
+        assert_eq!(page.send(&target).await, 200);
+    }
+    for page in &transfers[0] {
+        assert_eq!(page.send(&target).await, 403, "a later transfer has begun");
+    }
+    target.caller().accepted(&runtime.invocation("list", "s", "2", json!({}))).await;
+    runtime.expect_text("files a:1024 b:1024 link:1024").await;
+    source.stop().await;
+    target.stop().await;
+}
+
+#[tokio::test]
+async fn who_does_not_know_the_migration_key_is_refused_before_the_body_is_read() {
+    let (data, there) = (data_dir(), data_dir());
+    let source = Server::start(with_files().migrate_calls(KEY), data.path()).await;
+    let target = Server::start(with_files().migrate_calls(KEY), there.path()).await;
+    let (url, recorded) = recorder().await;
+    assert_eq!(source.caller().post("/migrate", migrate_body(&url)).await.0, 200);
+    let page = recorded.lock().unwrap().remove(0);
+    for path in ["/import_calls", "/import_files"] {
+        let head = format!("POST {path} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\n");
+        let request = format!("{head}Content-Length: 40000000\r\n\r\n");
+        assert_eq!(rap_testkit::http::exchange(&target.url, &request).await.status, 403, "{path}");
+    }
+    let (at, mac) = page.proof.split_once('.').unwrap();
+    let later = at.parse::<i64>().unwrap() + 1;
+    for proof in [String::new(), format!("{later}.{mac}"), format!("{at}.{}", &mac[1..])] {
+        assert_eq!(page.send_with(&target, &proof).await, 403, "{proof}");
+    }
+    let other_path =
+        Recorded { path: "/import_files".into(), proof: page.proof.clone(), body: page.body.clone() };
+    assert_eq!(other_path.send(&target).await, 403);
+    assert_eq!(page.send(&target).await, 200);
+    source.stop().await;
+    target.stop().await;
+}
+
+#[tokio::test]
+async fn a_caller_does_not_learn_what_other_services_answer() {
+    let data = data_dir();
+    let source = Server::start(server().migrate_calls(KEY), data.path()).await;
+    let answer = || async { (axum::http::StatusCode::IM_A_TEAPOT, "{\"password\": \"hunter2\"}") };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}", listener.local_addr().unwrap());
+    tokio::spawn(async move { axum::serve(listener, axum::Router::new().fallback(answer)).await });
+    let caller = source.caller().with_token("one");
+    let (status, text) = caller.post("/migrate", migrate_body(&url)).await;
+    assert_eq!(
+        (status, text.contains("answered 418"), text.contains("hunter2")),
+        (500, true, false),
+        "{text}"
+    );
+    let (status, text) = caller.post("/migrate", migrate_body(&format!("{url}/secrets?from="))).await;
+    assert_eq!((status, text.contains("no query")), (500, true), "{text}");
+    source.stop().await;
 }

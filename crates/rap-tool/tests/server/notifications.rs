@@ -523,17 +523,19 @@ async fn invalid_ids_are_acknowledged_and_change_nothing() {
     let before = journal.rows();
     let long = "x".repeat(257);
     let ids = [
+        // Invalid ids.
         "",
         long.as_str(),
         "t\0",
         "t\n",
         "\u{7f}",
-        "\u{85}", // no ids at all
+        "\u{85}",
+        // Valid ids that are not in use.
         "../../etc/passwd",
         "t/../t",
         "t%00",
         " t",
-        "T", // other ids than ours
+        "T",
         "t' OR '1'='1",
         "t'; DELETE FROM calls; --",
         "%",

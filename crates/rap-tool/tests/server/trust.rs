@@ -12,7 +12,7 @@ use rap_protocol::{Secret, Timestamp, UrlPolicy};
 use rap_testkit::certificates::Authority;
 use rap_testkit::until;
 use rap_tool::prelude::*;
-use rap_tool::{Auth, ClientCertificates, ClientTls, ServerTls};
+use rap_tool::{Auth, AuthorizationServer, ClientCertificates, ClientTls, SecretSource, ServerTls};
 use serde_json::{Value, json};
 use tempfile::TempDir;
 use url::Url;
@@ -353,4 +353,53 @@ async fn invalid_credentials_are_an_error_at_the_start_without_secrets() {
         let error = refused.err().expect("it started").to_string();
         assert!(error.contains(expected) && !error.contains("s3cret"), "{error}");
     }
+}
+
+/// Starts an authorization server that knows the tokens `of-CLIENT`. Those of `slow` get an error.
+async fn authorization_server() -> AuthorizationServer {
+    let answer = |body: String| async move {
+        let token = body.split('&').find_map(|part| part.strip_prefix("token=")).unwrap().to_owned();
+        let client = token.strip_prefix("of-");
+        match client {
+            Some("slow") => Err(axum::http::StatusCode::BAD_GATEWAY),
+            client => Ok(axum::Json(json!({"active": client.is_some(), "client_id": client}))),
+        }
+    };
+    let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
+    let url = format!("http://{}/introspect", listener.local_addr().unwrap());
+    let router = axum::Router::new().route("/introspect", axum::routing::post(answer));
+    tokio::spawn(async move { axum::serve(listener, router).await });
+    AuthorizationServer {
+        introspection_url: url.parse().unwrap(),
+        client_id: "tool".into(),
+        client_secret: SecretSource::Given(Secret::new("pass")),
+        audience: None,
+        scope: None,
+    }
+}
+
+#[tokio::test]
+async fn an_access_token_identifies_the_client_that_it_was_given_to() {
+    let (data, mut runtime) = (data_dir(), Runtime::start().await);
+    let server = authorization_server().await;
+    let clients = vec!["one".into(), "two".into(), "slow".into()];
+    let tools = tools().auth(Auth::Oauth { server, clients }).bearer("fixed");
+    let server = Server::start(tools, data.path()).await;
+    let send = async |path: &str, token: &str, body: &Value| {
+        post(&format!("{}{path}", server.url), &bearer(token), body).await
+    };
+    let call = runtime.invocation("wait", "t", "1", json!({"text": ""}));
+    for (token, expected) in [("of-three", 401), ("made up", 401), ("", 401), ("of-slow", 503)] {
+        let (status, text) = send("/invoke", token, &call).await;
+        assert_eq!(status, expected, "{token}: {text}");
+        assert!(!text.contains("of-"), "{text}");
+    }
+    assert_eq!(send("/invoke", "of-one", &call).await.0, 200);
+    let query = json!({"thread_id": "t", "tool_call_id": "1"});
+    for (token, expected) in [("of-one", true), ("of-two", false), ("fixed", false)] {
+        assert_eq!(send("/tool_call_status", token, &query).await.1.contains("true"), expected, "{token}");
+    }
+    assert_eq!(send("/cancel_tool_call", "of-one", &query).await.0, 200);
+    runtime.expect_text("cancelled").await;
+    server.stop().await;
 }

@@ -223,7 +223,7 @@ impl Server {
     async fn serve(self: &Arc<Self>, connected: Connected) -> Result<String, NotConnected> {
         let session = connected.session(self);
         self.update(&session, connected.hints()).await?;
-        tracing::info!(server = self.config().name, "the MCP server runs");
+        tracing::info!(server = self.config().name, "the MCP server is running");
         self.set_state(State::Ready(session.clone()));
         Ok(self.follow(connected, session).await)
     }

@@ -7,7 +7,7 @@ use tokio::io::{AsyncBufRead, AsyncBufReadExt, AsyncReadExt};
 
 /// Maximum length of a line in the log, in bytes. A longer one is divided.
 const LINE_BYTES: u64 = 8 * 1024;
-/// Maximum number of characters of foreign text in an error or a log line.
+/// Maximum number of characters of untrusted text in an error or a log line.
 const SHOWN_CHARS: usize = 500;
 
 /// Writes the error output of a server to the log, with its name.

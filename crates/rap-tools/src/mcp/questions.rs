@@ -1,7 +1,7 @@
 //! Elicitation: a server asks the user for input. It becomes a question with choices.
 //!
-//! A person can choose but not type here. A field with choices is asked for; any other field gets its default or is left out.
-//! A form with another required field cannot be filled in, and the person is told so.
+//! A person can choose but not type here. A field with choices is asked for; any other field gets its default or is
+//! left out. A form with another required field cannot be filled in, and the person is told so.
 
 use rap_protocol::limits;
 use rap_tool::Call;

@@ -193,8 +193,8 @@ impl Server {
         })
     }
 
-    /// Returns the endpoints, as soon as they are there. `discovers` is true for a request for the toolset, which waits for a
-    /// server that is being started, and fails with the reason if it could not be started.
+    /// Returns the endpoints, as soon as they are there. `discovers` is true for a request for the toolset, which waits
+    /// for a server that is being started, and fails with the reason if it could not be started.
     pub(super) async fn router(&self, discovers: bool) -> Result<Router, String> {
         let mut state = self.state.subscribe();
         if discovers {
@@ -220,7 +220,7 @@ impl Server {
         let Some(stored) = self.stored() else { return };
         *self.user_tools.lock().await = stored.user_tools;
         if let Err(why) = self.mount(&stored.listing, stored.versions).await {
-            tracing::warn!(server = self.config.name, why, "the tools of the last time cannot be used");
+            tracing::warn!(server = self.config.name, why, "the stored list of tools cannot be used");
         }
     }
 
@@ -251,7 +251,7 @@ impl Server {
         }
     }
 
-    /// Offers the tools of the last time, or one to sign in with, until the bridge stops.
+    /// Offers the stored list of tools, or one to sign in with, until the bridge stops.
     pub(super) async fn let_users_sign_in(self: &Arc<Self>, challenge: String) -> String {
         let is_mounted = lock(&self.mounted).is_some();
         let stored = self.stored().map(|stored| stored.listing).filter(Listing::may_name_users);

@@ -1,7 +1,8 @@
 //! Servers that ask users to sign in: finds the authorization server and registers as its client.
 //!
-//! The MCP server names its authorization server in a document (RFC 9728), which in turn describes itself (RFC 8414). The
-//! client registers dynamically (RFC 7591) unless the configuration has a client id. Tokens are for this server only (RFC 8707).
+//! The MCP server names its authorization server in a document (RFC 9728), which in turn describes itself (RFC 8414).
+//! The client registers dynamically (RFC 7591) unless the configuration has a client id. Tokens are for this server
+//! only (RFC 8707).
 
 use ::http::Method;
 use bytes::Bytes;

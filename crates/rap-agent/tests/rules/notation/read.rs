@@ -6,14 +6,16 @@
 //! `ticked CALL: TEXT[, next SECONDS|unknown]`, `event CALL: TEXT[, child][, final][, id ID]`, `lost CALL`,
 //! `sign in CALL`, `choice CALL NO`, `view CALL`, `chose CALL NO`, `dismissed CALL`, `interrupt`, `cancel CALL`,
 //! `resume`, `close`, `due`, `notice: TEXT`; from other threads: `child closed THREAD`, `child idle THREAD`,
-//! `child notice THREAD: TEXT`, `report THREAD CALL: TEXT[, newer]`, `from parent: TEXT[, newer]`, `parent closed`, `resumed`.
+//! `child notice THREAD: TEXT`, `report THREAD CALL: TEXT[, newer]`, `from parent: TEXT[, newer]`, `parent closed`,
+//! `resumed`.
 //!
 //! Other lines: `after SECONDS` advances the time, `clock back SECONDS` sets the clock back, `paused elsewhere THREADS` sets
 //! the other paused threads of the session.
 //!
 //! Calls of an answer: `a` is sent to a server, `a=refuse` cannot be executed, `a=approve` is sent if the user allows
-//! it, `a=malformed` has malformed arguments, `?` has a malformed id. The built-in tools: `a=cancel(CALL)`, `a=cancel_short(CALL)`, `a=spawn(TEXT)`,
-//! `a=report(TEXT)`, `a=close`, `a=close(TEXT)`, `a=message(THREAD)`, `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
+//! it, `a=malformed` has malformed arguments, `?` has a malformed id. The built-in tools: `a=cancel(CALL)`,
+//! `a=cancel_short(CALL)`, `a=spawn(TEXT)`, `a=report(TEXT)`, `a=close`, `a=close(TEXT)`, `a=message(THREAD)`,
+//! `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
 
 use std::sync::atomic::{AtomicI64, Ordering};
 

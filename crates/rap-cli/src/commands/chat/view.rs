@@ -186,8 +186,10 @@ impl View {
     /// Tells why a thread failed or is paused, and when and how it continues.
     pub(super) fn why(&mut self, thread: &str, update: &StatusEvent) -> anyhow::Result<()> {
         let why = match update.why.as_deref().unwrap_or_default() {
-            why if self.noticed.as_deref() == Some(why) => status_text::with_word(update.status, "see above"),
-            why => status_text::with_word(update.status, &one_line(why)),
+            why if self.noticed.as_deref() == Some(why) => {
+                status_text::with_status_prefix(update.status, "see above")
+            }
+            why => status_text::with_status_prefix(update.status, &one_line(why)),
         };
         let by_hand = if self.console.is_terminal() {
             "/resume".to_owned()

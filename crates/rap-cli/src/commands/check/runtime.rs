@@ -9,7 +9,7 @@ use anyhow::bail;
 use clap::Args;
 use rap_api::client::DEFAULT_URL;
 use rap_conformance::Report;
-use rap_conformance::runtime::placeholders::{Error as Placeholder, Words};
+use rap_conformance::runtime::placeholders::{CommandTemplate, Error as Placeholder};
 use rap_conformance::runtime::{
     Api, Checker, Error, Launch, Process, RuntimeHost, SayCommand, Timeouts, User,
 };
@@ -92,7 +92,7 @@ impl Runtime {
             return checker.run(&self.target(), profile, user, None, &show_progress).await;
         }
         let launch = Launch {
-            command: Words::from_words(self.command.clone())?,
+            command: CommandTemplate::from_words(self.command.clone())?,
             environment: self.env.clone(),
             template: self.template.clone(),
             address: self.url.as_ref().and_then(address),

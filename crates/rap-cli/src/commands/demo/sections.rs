@@ -45,7 +45,7 @@ async fn a_slow_call(driver: &mut Driver) -> anyhow::Result<()> {
     let thread = driver.client.thread(THREAD).await?;
     driver.explain(&format!(
         "The agent is now only rows in a database: a thread that is {}, {entries} entries of history, {} open call.",
-        status_text::word(thread.status),
+        status_text::label(thread.status),
         thread.waiting_on.len()
     ))?;
     driver.run_for(Duration::from_secs(4)).await?;

@@ -197,7 +197,7 @@ impl ToolsHandler {
         session.resource(id).ok_or_else(|| {
             let known: Vec<String> = session.resources().iter().map(|call| call.id.to_string()).collect();
             let known = if known.is_empty() { "none".into() } else { known.join(", ") };
-            convert::error(&format!("there is no call or subscription `{id}` to read; there are: {known}"))
+            convert::error(&format!("there is no call or subscription `{id}` to read; known ids: {known}"))
         })
     }
 }

@@ -1,8 +1,8 @@
 //! Tasks in the form of the protocol version 2025-11-25: the client asks for a task when it calls a tool.
 //!
-//! The library knows only the later form, which is an extension. So messages are changed on their way: a call that asks for a
-//! task, and the other requests whose answers differ, become custom requests ([`mark`], [`route`]), and the answer to
-//! `initialize` says that there are tasks ([`announce`]).
+//! The library knows only the later form, which is an extension. So messages are changed on their way: a call that asks
+//! for a task, and the other requests whose answers differ, become custom requests ([`mark`], [`route`]), and the
+//! answer to `initialize` says that there are tasks ([`announce`]).
 
 use std::collections::BTreeMap;
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
@@ -155,8 +155,8 @@ impl Tasks {
         all
     }
 
-    /// Makes room for one more task: if there are too many, the oldest one that has ended is removed. Returns false if all of
-    /// them go on.
+    /// Makes room for one more task: if there are too many, the oldest one that has ended is removed. Returns false if
+    /// all of them go on.
     pub(super) fn make_room(&self) -> bool {
         let mut all = self.all();
         if all.len() < TASKS {

@@ -44,7 +44,7 @@ async fn lines(mut follower: Follower, once: bool) -> anyhow::Result<()> {
                 let why = update.why.map_or(String::new(), |why| format!(": {}", one_line(&why)));
                 print(&format!(
                     "{}\n",
-                    styled(DIM, &format!("        ({}{why})", status_text::word(update.status)))
+                    styled(DIM, &format!("        ({}{why})", status_text::label(update.status)))
                 ))?;
                 if once || update.status == Status::Closed {
                     return Ok(());
@@ -158,7 +158,7 @@ pub(super) async fn answer(client: &Client, id: &str, after: u64, message: &str)
                 }
                 (Status::NeedsYou, why) => {
                     let why = why.unwrap_or_default();
-                    let why = status_text::with_word(Status::NeedsYou, &why);
+                    let why = status_text::with_status_prefix(Status::NeedsYou, &why);
                     bail!("the agent is {why}; continue with: rap threads resume {id}")
                 }
                 _ => return Ok(()),

@@ -186,7 +186,7 @@ impl Screen {
         if area.width < BOXES_FROM {
             let threads = self.now.threads().into_iter();
             let threads =
-                threads.map(|(status, count)| format!("{} {}", status_text::word(status), grouped(count)));
+                threads.map(|(status, count)| format!("{} {}", status_text::label(status), grouped(count)));
             let work = self.now.work().into_iter();
             let work =
                 work.map(|(name, now, queued)| format!("{name} {} ({})", grouped(now), grouped(queued)));
@@ -207,7 +207,7 @@ impl Screen {
                 Status::Failed if *count > 0 => self.style(Color::Red),
                 _ => Style::new(),
             };
-            Span::styled(format!("{:<9}{:>7} ", status_text::word(*status), grouped(*count)), style)
+            Span::styled(format!("{:<9}{:>7} ", status_text::label(*status), grouped(*count)), style)
         };
         // Two statuses in a line, so that six fit.
         let pairs = counts.chunks(2).map(|pair| Line::from(pair.iter().map(count).collect::<Vec<_>>()));

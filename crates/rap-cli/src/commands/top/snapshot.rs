@@ -126,8 +126,10 @@ impl Snapshot {
             [question.thread_id.clone(), since, question.tool.clone(), what]
         };
         let failed = |thread: &Thread| {
-            let why =
-                status_text::with_word(thread.status, thread.why.as_deref().unwrap_or("unknown reason"));
+            let why = status_text::with_status_prefix(
+                thread.status,
+                thread.why.as_deref().unwrap_or("unknown reason"),
+            );
             let since = short_duration(now.since(thread.updated_at));
             [thread.id.clone(), since, title(thread), why]
         };
@@ -138,7 +140,7 @@ impl Snapshot {
     /// Rows about threads that are running or waiting.
     pub(super) fn active_threads(&self, now: Time) -> Vec<[String; 4]> {
         let row = |thread: &Thread| {
-            let status = status_text::word(thread.status).to_owned();
+            let status = status_text::label(thread.status).to_owned();
             [thread.id.clone(), status, title(thread), status_text::waiting_for(thread, now)]
         };
         self.active.iter().map(row).map(|row| row.map(|cell| one_line(&cell))).collect()
@@ -166,7 +168,7 @@ impl Snapshot {
         let threads: Vec<String> = self
             .threads()
             .iter()
-            .map(|(status, count)| format!("{} {count}", status_text::word(*status)))
+            .map(|(status, count)| format!("{} {count}", status_text::label(*status)))
             .collect();
         let work: Vec<String> = self
             .work()

@@ -124,6 +124,16 @@ fn another_model_of_the_provider_has_its_own_prices() {
 }
 
 #[test]
+fn another_model_of_the_provider_has_its_own_window() {
+    let text = "[model]\nprovider = \"openai\"\nname = \"m\"\nbase_url = \"http://h/v1\"\nwindow = 200000\n\
+                summarise_at = \"50%\"\n[[agent]]\nname = \"a\"\nmodels = [\"m\", \"other\"]\n";
+    let agent = Setup::new(text).config().agents.remove(0);
+    let windows: Vec<_> = agent.model.iter().chain(&agent.fallbacks).map(|model| model.window).collect();
+    let own = Window { tokens: Some(200_000), summarise_at: 50 };
+    assert_eq!(windows, [own, Window { tokens: None, ..own }]);
+}
+
+#[test]
 fn a_price_of_written_input_follows_the_price_of_input() {
     let text = "[model]\nprovider = \"anthropic\"\nname = \"claude-sonnet-4-5\"\nbase_url = \"http://h\"\ninput_price = 6\n";
     let prices = Setup::new(text).config().model.options.prices.unwrap();

@@ -1,8 +1,8 @@
 //! Credentials of tool servers, TLS, trusted proxies, and lists of keys.
 
 use rap_io::credentials::Authorization;
+use rap_io::reloading::SecretSource;
 use rap_io::tls::ClientTls;
-use rap_io::watched::SecretSource;
 
 use super::*;
 

@@ -1,5 +1,7 @@
 //! The bridge with a server that misbehaves on demand, over stdin and stdout.
 
+use std::fs;
+
 use rap_testkit::until;
 use serde_json::{Value, json};
 
@@ -179,4 +181,28 @@ async fn a_server_without_handshake_is_used_and_tells_changes() {
     assert!(crashed.starts_with("Error: the MCP server bad ended while this call was running"), "{crashed}");
     assert_eq!(call(&rap, &thread, "echo", json!({"text": "again"})).await, "again");
     assert_eq!(until_noted(notes.path(), "discovered").await.lines().count(), 2);
+}
+
+/// Returns the environments that contain a text, of processes whose command lines contain another one.
+fn environments_with(command: &str, variable: &str) -> Vec<String> {
+    let read = |path: std::path::PathBuf| {
+        String::from_utf8_lossy(&fs::read(path).unwrap_or_default()).replace('\0', "\n")
+    };
+    let processes = fs::read_dir("/proc").unwrap().flatten().map(|entry| entry.path());
+    let processes = processes.filter(|process| read(process.join("cmdline")).contains(command));
+    processes.map(|process| read(process.join("environ"))).filter(|text| text.contains(variable)).collect()
+}
+
+#[tokio::test]
+async fn the_bridge_uses_no_huge_pages_and_mcp_servers_do_not_see_that() {
+    let notes = tempfile::tempdir().unwrap();
+    let rap = with_bad_server(notes.path(), "").start();
+    server(&rap, "mcp:bad").await;
+    let has_variable = |text: &String| text.lines().any(|line| line.starts_with("MIMALLOC_ALLOW_THP="));
+    let directory = rap.directory().to_string_lossy();
+    let bridge = environments_with("tool\nmcp", &directory);
+    assert!(!bridge.is_empty() && bridge.iter().all(has_variable), "{bridge:?}");
+    let marked = format!("MCP_NOTES={}", notes.path().display());
+    let servers: Vec<String> = environments_with(SERVER, &marked);
+    assert!(!servers.is_empty() && !servers.iter().any(has_variable), "{servers:?}");
 }

@@ -1,5 +1,5 @@
-//! The bridge as the client in the official conformance suite. The suite starts a server for each scenario, and a client that it
-//! waits for; here that is a script which waits for the test.
+//! The bridge as the client in the official conformance suite. The suite starts a server for each scenario, and a
+//! client that it waits for; here that is a script which waits for the test.
 
 use std::collections::HashSet;
 use std::fs;
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::{results, server};
 
-/// Scenarios about what the bridge does. The others need a client without users (`client-credentials`, `cross-app-access`), a
-/// client id that is a URL (`basic-cimd`), or are drafts.
+/// Scenarios about what the bridge does. The others need a client without users (`client-credentials`,
+/// `cross-app-access`), a client id that is a URL (`basic-cimd`), or are drafts.
 const SCENARIOS: [&str; 20] = [
     "initialize",
     "tools_call",

@@ -1,4 +1,4 @@
-//! Passes callbacks on that arrive for a thread which was moved to another runtime.
+//! Forwards callbacks for threads that were moved to another runtime.
 //!
 //! Tools send the results and events of open calls to the URL that they were invoked with. The destination of a move has
 //! the keys of this runtime, so the same token is valid there.

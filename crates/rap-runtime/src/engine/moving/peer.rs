@@ -3,9 +3,9 @@
 use bytes::Bytes;
 use http::header::AUTHORIZATION;
 use http::{HeaderName, HeaderValue};
-use rap_api::{Destination, ErrorBody};
-use rap_io::client::Client;
-use rap_protocol::ThreadId;
+use rap_api::{ArrivedSession, Destination, ErrorBody};
+use rap_io::client::{Client, Reply};
+use rap_protocol::{ThreadId, visible};
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use url::Url;
@@ -31,6 +31,13 @@ pub(super) struct Peer {
     /// Id of the node that moves the session. `None` if no other node uses the database.
     #[serde(default)]
     pub(super) node: Option<String>,
+}
+
+/// Answer of the destination to the request to start a session.
+pub(super) enum StartAnswer {
+    InUse,
+    /// The destination does not have the session.
+    Unknown,
 }
 
 /// Requests to the destination.
@@ -103,7 +110,15 @@ impl PeerClient {
         }
     }
 
-    /// Sends a request, and again if there is no answer or the destination is overloaded.
+    /// Has the destination put the session into use.
+    pub(super) async fn start(&self, session: &ThreadId, body: Bytes) -> Result<StartAnswer, MoveFailed> {
+        let reply = self.send(session, "start", None, body).await?;
+        if reply.status == 404 && error_code(&reply.body).as_deref() == Some("no_such_thread") {
+            return Ok(StartAnswer::Unknown);
+        }
+        self.read::<ArrivedSession>(reply.status, &reply.body).map(|_| StartAnswer::InUse)
+    }
+
     pub(super) async fn post<T: DeserializeOwned>(
         &self,
         session: &ThreadId,
@@ -111,15 +126,25 @@ impl PeerClient {
         query: Option<&str>,
         body: Bytes,
     ) -> Result<T, MoveFailed> {
+        let reply = self.send(session, action, query, body).await?;
+        self.read(reply.status, &reply.body)
+    }
+
+    /// Sends a request, and again if there is no answer or the destination is overloaded.
+    async fn send(
+        &self,
+        session: &ThreadId,
+        action: &str,
+        query: Option<&str>,
+        body: Bytes,
+    ) -> Result<Reply, MoveFailed> {
         let mut url = self.url(Some((session, action)));
         url.set_query(query);
         let mut tries = 0;
         loop {
             tries += 1;
             let failed = match self.http.post_json(&url, &self.headers(), body.clone()).await {
-                Ok(reply) if reply.status < 500 || tries >= TRIES => {
-                    return self.read(reply.status, &reply.body);
-                }
+                Ok(reply) if reply.status < 500 || tries >= TRIES => return Ok(reply),
                 Ok(reply) => format!("it answered {}", reply.status),
                 Err(error) => error.to_string(),
             };
@@ -145,11 +170,17 @@ impl PeerClient {
 }
 
 fn refusal(status: u16, body: &[u8]) -> MoveFailed {
-    let why: String = match serde_json::from_slice::<ErrorBody>(body) {
-        Ok(ErrorBody { error }) => error.message.chars().take(REASON_CHARS).collect(),
+    MoveFailed(format!("the destination refused the session ({status}): {}", reason(body)))
+}
+
+/// Returns the reason in the body of a refusal.
+pub(super) fn reason(body: &[u8]) -> String {
+    match serde_json::from_slice::<ErrorBody>(body) {
+        Ok(ErrorBody { error }) => {
+            visible::text(&error.message.chars().take(REASON_CHARS).collect::<String>()).into_owned()
+        }
         Err(_) => "it gave no reason".into(),
-    };
-    MoveFailed(format!("the destination refused the session ({status}): {why}"))
+    }
 }
 
 fn error_code(body: &[u8]) -> Option<String> {

@@ -15,14 +15,15 @@ use tokio::sync::mpsc::error::SendTimeoutError;
 use tokio::sync::{OwnedSemaphorePermit, Semaphore, mpsc};
 
 use crate::engine::Engine;
-use crate::http::admission::{AnswerMemory, NoMemory, SMALL_ANSWER};
+use crate::http::admission::{ReaderPermit, ResponseMemory, SMALL_RESPONSE};
+use crate::memory::NoMemory;
 use crate::store;
 use crate::store::Client;
 
 /// Number of pages or events that are buffered for a reader.
 const BUFFERED: usize = 16;
 /// Size of small events that are buffered for a reader, in bytes. Large ones are counted for the client.
-const BUFFERED_BYTES: usize = SMALL_ANSWER;
+const BUFFERED_BYTES: usize = SMALL_RESPONSE;
 /// Time that a full buffer may take to accept an event before the reader is disconnected.
 const WRITE_TIMEOUT: Duration = Duration::from_secs(5);
 
@@ -61,7 +62,7 @@ pub(super) enum Buffered {
         _bytes: OwnedSemaphorePermit,
     },
     Large {
-        _memory: AnswerMemory,
+        _memory: ResponseMemory,
     },
 }
 
@@ -74,9 +75,9 @@ pub(super) struct Writer {
 
 /// Permission to read and encode a page of events.
 pub(super) struct PagePermit {
-    memory: Option<AnswerMemory>,
+    memory: Option<ResponseMemory>,
     /// Held until the page is encoded, because reading it takes a multiple of its size.
-    reader: Option<[OwnedSemaphorePermit; 2]>,
+    readers: Option<(ReaderPermit, Option<ReaderPermit>)>,
 }
 
 /// The events of a page, encoded.
@@ -111,33 +112,36 @@ impl Writer {
 
     /// Writes a single event. Those that may be large are sent as pages.
     pub(super) async fn write(&self, frame: Vec<u8>) -> StreamResult {
-        let memory = self.engine.admission.answer_within(self.client, frame.len(), WRITE_TIMEOUT).await;
+        let memory = self.engine.admission.response_within(self.client, frame.len(), WRITE_TIMEOUT).await;
         self.push(frame, memory?).await
     }
 
     /// Waits for the memory of a page of about this size. A small page needs none.
     pub(super) async fn permit(&self, bytes: usize) -> StreamResult<PagePermit> {
         let admission = &self.engine.admission;
-        let memory = admission.answer_within(self.client, bytes, WRITE_TIMEOUT).await?;
-        let reader = match &memory {
-            Some(_) => Some(admission.reader(self.client).await),
+        let memory = admission.response_within(self.client, bytes, WRITE_TIMEOUT).await?;
+        let readers = match &memory {
+            Some(_) => {
+                let reader = admission.reader(self.client).await;
+                Some((reader, admission.large_reader(self.client, bytes).await))
+            }
             None => None,
         };
-        Ok(PagePermit { memory, reader })
+        Ok(PagePermit { memory, readers })
     }
 
     pub(super) async fn send_page(&self, permit: PagePermit, page: EncodedPage) -> StreamResult {
-        let (PagePermit { memory, reader }, mut frames) = (permit, page.0);
-        let memory = self.engine.admission.resize_answer(self.client, memory, frames.len())?;
+        let (PagePermit { memory, readers }, mut frames) = (permit, page.0);
+        let memory = self.engine.admission.resize_response(self.client, memory, frames.len())?;
         frames.shrink_to_fit();
-        drop(reader);
+        drop(readers);
         match frames.is_empty() {
             true => Ok(()),
             false => self.push(frames, memory).await,
         }
     }
 
-    async fn push(&self, frames: Vec<u8>, memory: Option<AnswerMemory>) -> StreamResult {
+    async fn push(&self, frames: Vec<u8>, memory: Option<ResponseMemory>) -> StreamResult {
         let buffered = match memory {
             Some(memory) => Buffered::Large { _memory: memory },
             None => {

@@ -8,8 +8,10 @@ use serde_json::{Map, Value, json};
 
 use crate::model::fields;
 use crate::model::lenient::{self, count, extend_arguments, without_nul};
-use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
-use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments, body};
+use crate::model::remote::{
+    CALLS, CUT, FILTERED, error_in, event_type, malformed_answer, streamed_error, too_many_calls,
+};
+use crate::model::{ArgumentMemory, Error, ModelAnswer, ModelCall, OnDelta, body};
 
 /// Maximum number of blocks of an answer.
 const BLOCKS: usize = 4 * CALLS;
@@ -30,6 +32,8 @@ pub(super) struct Assembly {
     spent: Usage,
     state: State,
     stop: Stop,
+    /// Memory of the parsed values of its blocks, in bytes.
+    value_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
@@ -117,8 +121,7 @@ impl Assembly {
 
     fn event(&mut self, event: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let index = count(&event["index"]);
-        match (self.state, event["type"].as_str().ok_or_else(malformed_answer)?) {
-            (_, "error") => return Err(failure(&event["error"])),
+        match (self.state, event_type(event)?) {
             (State::Expected, "message_start") => {
                 self.state = State::Begun;
                 self.count(&event["message"]["usage"]);
@@ -160,6 +163,7 @@ impl Assembly {
         if self.blocks.len() == BLOCKS || (matches!(kind, Kind::Call { .. }) && calls() == CALLS) {
             return Err(too_many_calls());
         }
+        self.value_bytes += kind.value_bytes();
         let text = if let Kind::Text(text) = &mut kind { std::mem::take(text) } else { String::new() };
         self.blocks.push(Block { index, closed: false, at: self.text.len(), kind });
         self.extend_text(self.blocks.len() - 1, &text, on_delta);
@@ -267,6 +271,7 @@ impl Assembly {
             self.push_text(&format!("{space}{note}"), on_delta);
         }
         let (mut calls, mut call_fields, mut parts) = (Vec::new(), Vec::new(), Vec::new());
+        let mut memory = ArgumentMemory::default();
         let last = self.blocks.len().saturating_sub(1);
         // The calls of an answer that the provider stopped are not made.
         let blocks = if stop == Stop::Refused { Vec::new() } else { self.blocks };
@@ -276,7 +281,10 @@ impl Assembly {
                 Kind::Call { id, name, input, json, fields } => {
                     call_fields.push(fields);
                     calls.push(ModelCall {
-                        arguments: if whole { call_arguments(input, &json) } else { Err(without_nul(&json)) },
+                        arguments: match whole {
+                            true => call_arguments(input, &json, &mut memory),
+                            false => Err(without_nul(&json)),
+                        },
                         id: if id.is_empty() { format!("call_{turn}_{}", calls.len() + 1) } else { id },
                         name: names.real(&name).to_owned(),
                     });
@@ -312,6 +320,24 @@ impl body::Assembly for Assembly {
         self.is_done()
     }
 
+    fn bytes(&self) -> usize {
+        let block = |block: &Block| match &block.kind {
+            Kind::Text(text) => text.len(),
+            Kind::Call { id, name, json, .. } => id.len() + name.len() + json.len(),
+            Kind::Thinking { text, signature } => text.len() + signature.len(),
+            Kind::Sealed { data } => data.len(),
+            Kind::Other { json, .. } => json.len(),
+        };
+        self.text.len() + self.blocks.iter().map(block).sum::<usize>() + self.value_bytes
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.blocks.iter().filter_map(|block| match &block.kind {
+            Kind::Call { json, .. } => Some(json.as_str()),
+            Kind::Text(_) | Kind::Thinking { .. } | Kind::Sealed { .. } | Kind::Other { .. } => None,
+        })
+    }
+
     fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.is_done() || data.trim().is_empty() || data.trim() == "[DONE]" {
             return Ok(());
@@ -322,8 +348,8 @@ impl body::Assembly for Assembly {
 
     fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let message: Value = serde_json::from_slice(document).map_err(|_| malformed_answer())?;
-        if let Some(error) = message.get("error").filter(|error| !error.is_null()) {
-            return Err(failure(error));
+        if let Some(error) = error_in(&message) {
+            return Err(streamed_error(error));
         }
         let Value::Array(blocks) = &message["content"] else {
             return Err(Error::retry("the model's answer contains no message"));
@@ -340,9 +366,13 @@ impl body::Assembly for Assembly {
 }
 
 /// Returns the arguments of a complete call. Some servers send them when the block starts. No text means no arguments.
-fn call_arguments(input: Value, json: &str) -> Result<Map<String, Value>, String> {
+fn call_arguments(
+    input: Value,
+    json: &str,
+    memory: &mut ArgumentMemory,
+) -> Result<Map<String, Value>, String> {
     match (json.trim().is_empty(), input) {
-        (false, _) => arguments(json),
+        (false, _) => memory.parse(json),
         (true, Value::Object(mut input)) => {
             rap_agent::remove_nul(&mut input);
             Ok(input)
@@ -371,7 +401,8 @@ impl Kind {
         Ok(match block["type"].as_str().ok_or_else(malformed_answer)? {
             "text" => Kind::Text(text("text")),
             "tool_use" => {
-                let (id, name, input) = (lenient::text(&block["id"]), text("name"), block["input"].clone());
+                let (id, name) = (lenient::text(&block["id"]), lenient::text(&block["name"]));
+                let input = block["input"].clone();
                 let fields = fields::of_item(block, OF_CALL);
                 Kind::Call { id, name, input, json: String::new(), fields }
             }
@@ -379,6 +410,15 @@ impl Kind {
             "redacted_thinking" => Kind::Sealed { data: text("data") },
             _ => Kind::Other { block: block.clone(), json: String::new() },
         })
+    }
+
+    /// Returns the memory of the parsed values that it keeps, in bytes.
+    fn value_bytes(&self) -> usize {
+        match self {
+            Kind::Call { input, fields, .. } => fields::memory_of(input) + fields::memory(fields),
+            Kind::Other { block, .. } => fields::memory_of(block),
+            Kind::Text(_) | Kind::Thinking { .. } | Kind::Sealed { .. } => 0,
+        }
     }
 
     /// Returns true for a call without any arguments so far.
@@ -406,19 +446,4 @@ impl Kind {
             Kind::Other { block, json } => with_input(block.clone(), json),
         }
     }
-}
-
-/// Converts an error event, which follows a response status of 200.
-fn failure(error: &Value) -> Error {
-    let is_permanent = matches!(
-        error["type"].as_str(),
-        Some(
-            "invalid_request_error"
-                | "authentication_error"
-                | "permission_error"
-                | "not_found_error"
-                | "billing_error"
-        )
-    );
-    streamed_error(error, is_permanent)
 }

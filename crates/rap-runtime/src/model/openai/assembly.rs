@@ -7,18 +7,22 @@
 use rap_agent::prompt::{Names, ServedModel};
 use rap_agent::{Thoughts, Usage};
 use serde::de::IgnoredAny;
-use serde_json::{Map, Value};
+use serde_json::{Map, Value, json};
 
 use crate::model::fields;
 use crate::model::lenient::{count, extend_arguments, text};
-use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
-use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments, body};
+use crate::model::remote::{
+    CALLS, CUT, FILTERED, error_in, malformed_answer, streamed_error, too_many_calls,
+};
+use crate::model::{ArgumentMemory, Error, ModelAnswer, ModelCall, OnDelta, body};
 
 /// Fields of a message that are read, or that servers send but do not take back.
 const OF_MESSAGE: &[&str] =
     &["role", "content", "tool_calls", "refusal", "annotations", "audio", "function_call", "name", "type"];
 /// Fields of a call that are read.
 const OF_CALL: &[&str] = &["index", "id", "type", "function"];
+/// Fields of the function of a call that are read.
+const OF_FUNCTION: &[&str] = &["name", "arguments"];
 
 /// The part of an answer that has been received.
 #[derive(Debug, Default)]
@@ -32,6 +36,8 @@ pub(super) struct Assembly {
     done: bool,
     /// Number of bytes of arguments that were checked for being complete.
     checked_bytes: usize,
+    /// Memory of the additional fields, in bytes.
+    field_bytes: usize,
 }
 
 /// Maximum of [`Assembly::checked_bytes`]. Some servers send calls so that each piece needs a check of all pieces before.
@@ -69,6 +75,15 @@ impl body::Assembly for Assembly {
         self.done || self.finish.is_some()
     }
 
+    fn bytes(&self) -> usize {
+        let call = |call: &Call| call.id.len() + call.name.len() + call.arguments.len();
+        self.text.len() + self.calls.iter().map(call).sum::<usize>() + self.field_bytes
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.calls.iter().map(|call| call.arguments.as_str())
+    }
+
     fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.done || data.trim().is_empty() {
             return Ok(());
@@ -79,7 +94,9 @@ impl body::Assembly for Assembly {
         }
         let chunk = parse(data.as_bytes())?;
         let choice = self.take_metadata(&chunk)?;
-        self.piece(&choice["delta"], on_delta)
+        // Some servers send the whole message in one event.
+        let is_whole = choice["delta"].is_null() && self.text.is_empty() && self.calls.is_empty();
+        self.piece(&choice[if is_whole { "message" } else { "delta" }], on_delta)
     }
 
     fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
@@ -96,8 +113,8 @@ impl body::Assembly for Assembly {
 impl Assembly {
     /// Reads the error, usage and finish reason of a chunk. Returns its first choice.
     fn take_metadata<'a>(&mut self, chunk: &'a Value) -> Result<&'a Value, Error> {
-        if let Some(error) = chunk.get("error").filter(|error| !error.is_null()) {
-            return Err(streamed_error(error, false));
+        if let Some(error) = error_in(chunk) {
+            return Err(streamed_error(error));
         }
         self.usage = later_usage(self.usage, &chunk["usage"]);
         let choice = &chunk["choices"][0];
@@ -120,7 +137,7 @@ impl Assembly {
         for text in texts(&piece["content"]).into_iter().chain(piece["refusal"].as_str()) {
             self.push_text(text, on_delta);
         }
-        fields::add(&mut self.fields, piece, OF_MESSAGE);
+        self.field_bytes += fields::add(&mut self.fields, piece, OF_MESSAGE);
         match &piece["tool_calls"] {
             Value::Array(calls) => calls.iter().try_for_each(|call| self.call(call)),
             call @ Value::Object(_) => self.call(call),
@@ -148,7 +165,12 @@ impl Assembly {
             }
         };
         let call = &mut self.calls[found];
-        fields::add(&mut call.fields, piece, OF_CALL);
+        self.field_bytes += fields::add(&mut call.fields, piece, OF_CALL);
+        let mut function = Map::new();
+        fields::add(&mut function, &piece["function"], OF_FUNCTION);
+        if !function.is_empty() {
+            self.field_bytes += fields::add(&mut call.fields, &json!({"function": function}), &[]);
+        }
         if call.id.is_empty() {
             call.id = id;
         }
@@ -204,8 +226,9 @@ impl Assembly {
             self.push_text(&format!("{space}{note}"), on_delta);
         }
         let thoughts = self.thoughts(origin);
+        let mut memory = ArgumentMemory::default();
         let calls = self.calls.into_iter().enumerate().map(|(index, call)| ModelCall {
-            arguments: call.arguments(note.is_some()),
+            arguments: call.arguments(note.is_some(), &mut memory),
             id: if call.id.is_empty() { format!("call_{turn}_{}", index + 1) } else { call.id },
             name: names.real(&call.name).to_owned(),
         });
@@ -241,11 +264,11 @@ impl Call {
     }
 
     /// Parses the arguments. No text means no arguments, unless the answer was cut before they were sent.
-    fn arguments(&self, cut: bool) -> Result<Map<String, Value>, String> {
+    fn arguments(&self, cut: bool, memory: &mut ArgumentMemory) -> Result<Map<String, Value>, String> {
         if self.arguments.trim().is_empty() && !cut {
             return Ok(Map::new());
         }
-        arguments(&self.arguments)
+        memory.parse(&self.arguments)
     }
 }
 
@@ -279,8 +302,6 @@ fn texts(content: &Value) -> Vec<&str> {
 
 #[cfg(test)]
 mod tests {
-    use serde_json::json;
-
     use super::*;
 
     /// Each piece has to be compared with all pieces before it, because it may begin another call.

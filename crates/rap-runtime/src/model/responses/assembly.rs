@@ -1,7 +1,7 @@
 //! Assembly of an answer from streamed items.
 //!
 //! An item is complete when its `done` event has arrived. The event at the end repeats all items; they are used if the
-//! stream did not contain them.
+//! stream did not contain them, or not their `done` events.
 
 use rap_agent::prompt::{Names, ServedModel};
 use rap_agent::{Thought, ThoughtKind, Thoughts, Usage};
@@ -9,8 +9,10 @@ use serde_json::{Map, Value};
 
 use crate::model::fields;
 use crate::model::lenient::{count, extend_arguments, text, without_nul};
-use crate::model::remote::{CALLS, CUT, FILTERED, malformed_answer, streamed_error, too_many_calls};
-use crate::model::{Error, ModelAnswer, ModelCall, OnDelta, arguments, body};
+use crate::model::remote::{
+    CALLS, CUT, FILTERED, error_in, event_type, malformed_answer, streamed_error, too_many_calls,
+};
+use crate::model::{ArgumentMemory, Error, ModelAnswer, ModelCall, OnDelta, body};
 
 /// Fields of a message that are read, or that the server does not take back.
 const OF_MESSAGE: &[&str] = &["type", "id", "status", "role", "content"];
@@ -26,6 +28,8 @@ pub(super) struct Assembly {
     items: Vec<Item>,
     usage: Usage,
     end: Option<End>,
+    /// Memory of reasoning and of additional fields, in bytes.
+    value_bytes: usize,
 }
 
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,19 +80,36 @@ impl body::Assembly for Assembly {
         self.is_done()
     }
 
+    fn bytes(&self) -> usize {
+        let item = |item: &Item| match &item.kind {
+            Kind::Call { id, name, arguments, .. } => id.len() + name.len() + arguments.len(),
+            Kind::Message { .. } | Kind::Reasoning(_) | Kind::Other => 0,
+        };
+        self.text.len() + self.items.iter().map(item).sum::<usize>() + self.value_bytes
+    }
+
+    fn arguments(&self) -> impl Iterator<Item = &str> {
+        self.items.iter().filter_map(|item| match &item.kind {
+            Kind::Call { arguments, .. } => Some(arguments.as_str()),
+            Kind::Message { .. } | Kind::Reasoning(_) | Kind::Other => None,
+        })
+    }
+
     fn push_event(&mut self, data: &str, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         if self.is_done() || data.trim().is_empty() || data.trim() == "[DONE]" {
             return Ok(());
         }
         let event: Value = serde_json::from_str(data).map_err(|_| malformed_answer())?;
         let index = count(&event["output_index"]);
-        match event["type"].as_str().ok_or_else(malformed_answer)? {
+        match event_type(&event)? {
             "response.output_item.added" => self.open(index, &event["item"])?,
             "response.output_text.delta" | "response.refusal.delta" => {
-                self.extend_text(index, event["delta"].as_str().unwrap_or_default(), on_delta)?;
+                let position = self.position(index)?;
+                self.extend_text(position, event["delta"].as_str().unwrap_or_default(), on_delta);
             }
             "response.function_call_arguments.delta" => {
-                if let Kind::Call { arguments, .. } = &mut self.item(index)?.kind {
+                let position = self.position(index)?;
+                if let Kind::Call { arguments, .. } = &mut self.items[position].kind {
                     extend_arguments(arguments, event["delta"].as_str().unwrap_or_default());
                 }
             }
@@ -96,9 +117,8 @@ impl body::Assembly for Assembly {
             "response.completed" | "response.incomplete" => self.finish(&event["response"], on_delta)?,
             "response.failed" => {
                 self.count(&event["response"]["usage"]);
-                return Err(failure(&event["response"]["error"]));
+                return Err(streamed_error(&event["response"]["error"]));
             }
-            "error" => return Err(failure(event.get("error").unwrap_or(&event))),
             // Progress, summaries of reasoning, and events of later API versions.
             _ => {}
         }
@@ -107,8 +127,8 @@ impl body::Assembly for Assembly {
 
     fn push_document(&mut self, document: &[u8], on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
         let response: Value = serde_json::from_slice(document).map_err(|_| malformed_answer())?;
-        if let Some(error) = response.get("error").filter(|error| !error.is_null()) {
-            return Err(failure(error));
+        if let Some(error) = error_in(&response) {
+            return Err(streamed_error(error));
         }
         if !response["output"].is_array() {
             return Err(Error::retry("the model's answer contains no output"));
@@ -120,6 +140,7 @@ impl body::Assembly for Assembly {
 impl Assembly {
     fn open(&mut self, index: Option<u64>, item: &Value) -> Result<(), Error> {
         let kind = Kind::parse(item);
+        self.value_bytes += kind.value_bytes();
         let calls = || self.items.iter().filter(|item| matches!(item.kind, Kind::Call { .. })).count();
         if self.items.len() == ITEMS || (matches!(kind, Kind::Call { .. }) && calls() == CALLS) {
             return Err(too_many_calls());
@@ -128,26 +149,19 @@ impl Assembly {
         Ok(())
     }
 
-    /// Returns the open item with an index, or the last open item.
-    fn item(&mut self, index: Option<u64>) -> Result<&mut Item, Error> {
+    /// Returns the position of the open item with an index, or of the last open item.
+    fn position(&self, index: Option<u64>) -> Result<usize, Error> {
         let found = |item: &Item| !item.done && (index.is_none() || item.index == index);
-        let position = self.items.iter().rposition(found).ok_or_else(malformed_answer)?;
-        Ok(&mut self.items[position])
+        self.items.iter().rposition(found).ok_or_else(malformed_answer)
     }
 
-    fn extend_text(
-        &mut self,
-        index: Option<u64>,
-        more: &str,
-        on_delta: &mut OnDelta<'_>,
-    ) -> Result<(), Error> {
-        let at = self.item(index)?.at;
+    fn extend_text(&mut self, position: usize, more: &str, on_delta: &mut OnDelta<'_>) {
+        let at = self.items[position].at;
         // Texts of two messages are separate paragraphs.
         if at == self.text.len() && at > 0 && !more.is_empty() {
             self.push_text("\n\n", on_delta);
         }
         self.push_text(more, on_delta);
-        Ok(())
     }
 
     fn push_text(&mut self, text: &str, on_delta: &mut OnDelta<'_>) {
@@ -158,22 +172,28 @@ impl Assembly {
         }
     }
 
-    /// Replaces what was streamed of an item by the whole item.
+    /// Replaces what was streamed of the item with an index by the whole item.
     fn close(&mut self, index: Option<u64>, whole: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
-        if self.item(index).is_err() {
+        if self.position(index).is_err() {
             self.open(index, whole)?;
         }
-        let item = self.item(index)?;
+        self.close_at(self.position(index)?, whole, on_delta);
+        Ok(())
+    }
+
+    fn close_at(&mut self, position: usize, whole: &Value, on_delta: &mut OnDelta<'_>) {
+        let item = &mut self.items[position];
         let (at, is_message) = (item.at, matches!(item.kind, Kind::Message { .. }));
         if whole["type"].is_string() {
             item.kind = Kind::parse(whole);
+            let value_bytes = item.kind.value_bytes();
+            self.value_bytes += value_bytes;
         }
         if is_message && at == self.text.len() {
-            self.extend_text(index, &message_text(whole), on_delta)?;
+            self.extend_text(position, &message_text(whole), on_delta);
         }
         // A call whose arguments were cut by a limit is not complete.
-        self.item(index)?.done = whole["status"] != "incomplete";
-        Ok(())
+        self.items[position].done = whole["status"] != "incomplete";
     }
 
     fn count(&mut self, tokens: &Value) {
@@ -189,19 +209,34 @@ impl Assembly {
     }
 
     fn finish(&mut self, response: &Value, on_delta: &mut OnDelta<'_>) -> Result<(), Error> {
-        if self.items.is_empty() {
-            for item in response["output"].as_array().into_iter().flatten() {
-                self.close(None, item, on_delta)?;
-            }
-        }
         self.count(&response["usage"]);
         let reason = response["incomplete_details"]["reason"].as_str();
-        self.end = Some(match (response["status"].as_str(), reason) {
+        let end = match (response["status"].as_str(), reason) {
             (_, Some("content_filter")) => End::Filtered,
             (Some("incomplete"), _) | (_, Some(_)) => End::Cut,
             _ => End::Whole,
-        });
+        };
+        let output = response["output"].as_array().map_or(&[][..], |output| output);
+        if self.items.is_empty() {
+            output.iter().try_for_each(|item| self.close(None, item, on_delta))?;
+        }
+        self.close_open_items(output, end, on_delta);
+        self.end = Some(end);
         Ok(())
+    }
+
+    /// Completes the items whose `done` event is missing, from the items at the end of the response. Of a response that was
+    /// cut, only those are taken that are complete.
+    fn close_open_items(&mut self, output: &[Value], end: End, on_delta: &mut OnDelta<'_>) {
+        for position in 0..self.items.len() {
+            let item = &self.items[position];
+            let index = item.index.map_or(position, |index| usize::try_from(index).unwrap_or(usize::MAX));
+            let whole = output.get(index).filter(|whole| item.kind.is_same(whole));
+            let is_complete = |whole: &&Value| end == End::Whole || whole["status"] == "completed";
+            if let Some(whole) = whole.filter(is_complete).filter(|_| !item.done) {
+                self.close_at(position, whole, on_delta);
+            }
+        }
     }
 
     /// Returns the complete answer of a model, with the original names of the tools.
@@ -222,15 +257,15 @@ impl Assembly {
             self.push_text(&format!("{space}{note}"), on_delta);
         }
         let (mut calls, mut call_fields, mut parts) = (Vec::new(), Vec::new(), Vec::new());
-        // The texts of several messages become one, with the fields of the last one.
-        let mut message_fields = Map::new();
+        // The texts of several messages become one, with the fields of all. The last value of a field is kept.
+        let (mut message_fields, mut memory) = (Map::new(), ArgumentMemory::default());
         for item in self.items {
             match item.kind {
-                Kind::Message { fields } => message_fields = fields,
+                Kind::Message { fields } => message_fields.extend(fields),
                 Kind::Call { id, name, arguments: text, fields } => {
                     call_fields.push(fields);
                     calls.push(ModelCall {
-                        arguments: call_arguments(&text, item.done),
+                        arguments: call_arguments(&text, item.done, &mut memory),
                         id: if id.is_empty() { format!("call_{turn}_{}", calls.len() + 1) } else { id },
                         name: names.real(&name).to_owned(),
                     });
@@ -268,13 +303,38 @@ impl Kind {
             _ => Kind::Other,
         }
     }
+
+    /// Returns the memory of the parsed values that it keeps, in bytes.
+    fn value_bytes(&self) -> usize {
+        match self {
+            Kind::Message { fields } | Kind::Call { fields, .. } | Kind::Reasoning(fields) => {
+                fields::memory(fields)
+            }
+            Kind::Other => 0,
+        }
+    }
+
+    /// Returns true if an item at the end of the response may be this one. A call has the same name and id.
+    fn is_same(&self, whole: &Value) -> bool {
+        match (self, Kind::parse(whole)) {
+            (Kind::Call { id, name, .. }, Kind::Call { id: other, name: of_other, .. }) => {
+                *name == of_other && (id.is_empty() || *id == other)
+            }
+            (Kind::Message { .. }, Kind::Message { .. }) | (Kind::Reasoning(_), Kind::Reasoning(_)) => true,
+            _ => false,
+        }
+    }
 }
 
 /// Parses the arguments of a call. No text means no arguments.
-fn call_arguments(text: &str, is_whole: bool) -> Result<Map<String, Value>, String> {
+fn call_arguments(
+    text: &str,
+    is_whole: bool,
+    memory: &mut ArgumentMemory,
+) -> Result<Map<String, Value>, String> {
     match is_whole {
         true if text.trim().is_empty() => Ok(Map::new()),
-        true => arguments(text),
+        true => memory.parse(text),
         false => Err(without_nul(text)),
     }
 }
@@ -284,13 +344,4 @@ fn message_text(item: &Value) -> String {
     let parts = item["content"].as_array().into_iter().flatten();
     let texts = parts.filter_map(|part| part["text"].as_str().or(part["refusal"].as_str()));
     texts.collect()
-}
-
-/// Converts the error of a response.
-fn failure(error: &Value) -> Error {
-    let is_permanent = matches!(
-        error["code"].as_str().or(error["type"].as_str()),
-        Some("invalid_prompt" | "invalid_request_error" | "invalid_image" | "image_content_policy_violation")
-    );
-    streamed_error(error, is_permanent)
 }

@@ -5,7 +5,7 @@ use rap_protocol::Timestamp;
 use serde_json::{Value, json};
 
 use super::*;
-use crate::model::Spent;
+use crate::model::{AnswerMemory, Spent};
 
 fn id(text: &str) -> CallId {
     CallId::new(text).unwrap()
@@ -41,6 +41,7 @@ fn request(items: Vec<Item>, turn: u64) -> ModelRequest {
         turn,
         images: false,
         spent: Spent::default(),
+        memory: AnswerMemory::default(),
     }
 }
 

@@ -48,8 +48,9 @@ pub(super) const NOT_DELETED: &str = "NOT EXISTS (SELECT 1 FROM deletions d WHER
 const SESSION: &str = "WITH RECURSIVE s (no, depth) AS (SELECT $1::bigint, 0 UNION ALL \
                        SELECT t.no, depth + 1 FROM s JOIN threads t ON t.parent = s.no) ";
 
-/// Returns true if threads of this session cannot be forked, because it is being deleted. Otherwise no deletion or
-/// move of it begins before the end of the transaction: those lock the root `FOR UPDATE`, which waits for this lock. Steps do not.
+/// Returns true if threads of this session cannot be forked, because it is being deleted. Otherwise no deletion or move
+/// of it begins before the end of the transaction: those lock the root `FOR UPDATE`, which waits for this lock. Steps
+/// do not.
 pub(super) async fn forbids_fork(tx: &mut Transaction, session: SessionKey) -> Result<bool, Failure> {
     let marked = Statement::new("SELECT 1 FROM deletions WHERE session = $1").session(session);
     let root = Statement::new("SELECT 1 FROM threads WHERE no = $1 FOR KEY SHARE").session(session);
@@ -202,8 +203,8 @@ async fn next_fork(tx: &mut Transaction, session: SessionKey) -> Result<Option<A
     Ok(fork.map(|(Loaded { thread, .. }, _)| thread))
 }
 
-/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads none of
-/// the copies.
+/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads
+/// none of the copies.
 async fn copy_inherited(mut tx: Transaction, fork: &Thread) -> Result<(), Failure> {
     // The session of the fork may be deleted, too, which must not miss a copy.
     let lock = Statement::new("SELECT 1 FROM threads WHERE no = $1 FOR UPDATE").thread(fork.key);

@@ -6,8 +6,9 @@
 use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rap_agent::{
-    BuiltIn, Entry, Facts, FactsNeeded, Input, Limits, PastCall, Plan, Seq, Server, Spending, ThreadMessage,
+    BuiltIn, Facts, FactsNeeded, Input, Limits, PastCall, Plan, Seq, Server, Spending, ThreadMessage,
 };
+use rap_io::hashing::in_place;
 use rap_protocol::{CallId, EventId, ThreadId, Timestamp};
 use serde_json::{Map, Value};
 use tokio_postgres::Row;
@@ -267,8 +268,7 @@ impl LoadedFacts {
     fn arguments(&self, thread: ThreadKey, seq: Seq, call: &CallId) -> Result<Map<String, Value>, Failure> {
         let body = self.entries.get(&(thread, seq)).and_then(Option::as_ref);
         let body = body.ok_or_else(|| unreadable(Damage::MissingEntry(seq)))?;
-        let entry: Entry =
-            serde_json::from_str(body).map_err(|error| unreadable(Damage::Entry { seq, error }))?;
+        let entry = in_place(body.len(), || Damage::check_entry(seq, body)).map_err(unreadable)?;
         Ok(call_arguments(entry, call))
     }
 

@@ -1,4 +1,4 @@
-//! Figures over time.
+//! Statistics of agents over time.
 
 use rap_protocol::Timestamp;
 

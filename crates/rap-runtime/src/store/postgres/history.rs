@@ -4,6 +4,7 @@ use std::collections::{BTreeSet, HashMap, HashSet};
 
 use rap_agent::prompt::{PromptEntries, visible_entries};
 use rap_agent::{Arguments, Cause, Entry, ForkPoint, ForkSearch, Item, Seq, Speaker};
+use rap_io::hashing::in_place;
 use rap_protocol::{CallId, ThreadId};
 use serde_json::{Map, Value};
 use tokio_postgres::Row;
@@ -16,8 +17,8 @@ use crate::store::damage::{self, Damage, Sequence, reason};
 use crate::store::stored::call_arguments;
 use crate::store::{HistoryPage, Loaded, Thread, ThreadKey, ThreadRow};
 
-/// Number of entries that are read at once when a history is searched backwards.
-const BACKWARDS: i64 = 64;
+/// Number and size of the entries that are read at once when a history is searched backwards.
+const BACKWARDS: (i64, i64) = (64, 1024 * 1024);
 
 /// The threads whose histories a thread inherits, nearest first.
 const SOURCES: &str = "WITH RECURSIVE chain AS (\
@@ -38,10 +39,11 @@ const ENTRY_SIZES: &str = "SELECT coalesce(sum(size), 0)::bigint FROM (\
      LATERAL (SELECT seq, octet_length(body) AS size FROM entries \
      WHERE thread = s.thread AND seq > s.first AND seq <= s.last \
      ORDER BY seq LIMIT $4) AS e ORDER BY e.seq LIMIT $4) AS page WHERE before < $5";
-const ENTRIES_BACKWARDS: &str = "SELECT e.seq, e.body \
+const ENTRIES_BACKWARDS: &str = "SELECT seq, body FROM (\
+     SELECT e.seq, e.body, sum(octet_length(e.body)) OVER (ORDER BY e.seq DESC) - octet_length(e.body) AS before \
      FROM unnest($1::bigint[], $2::bigint[], $3::bigint[]) AS s(thread, first, last), \
      LATERAL (SELECT seq, body FROM entries WHERE thread = s.thread AND seq > s.first AND seq <= least(s.last, $4) \
-     ORDER BY seq DESC LIMIT $5) AS e ORDER BY e.seq DESC LIMIT $5";
+     ORDER BY seq DESC LIMIT $5) AS e ORDER BY e.seq DESC LIMIT $5) AS page WHERE before < $6 ORDER BY seq DESC";
 const COVERED: &str = "SELECT s.covers FROM unnest($1::bigint[], $2::bigint[]) WITH ORDINALITY AS w(thread, last, at), \
      LATERAL (SELECT covers FROM summaries WHERE thread = w.thread AND seq <= w.last ORDER BY seq DESC LIMIT 1) AS s \
      ORDER BY w.at DESC LIMIT 1";
@@ -166,7 +168,7 @@ impl Segments {
         let mut last = i64::MAX;
         loop {
             let statement = self.add_to(Statement::new(ENTRIES_BACKWARDS), 0);
-            let rows = tx.query(statement.with(last).with(BACKWARDS)).await?;
+            let rows = tx.query(statement.with(last).with(BACKWARDS.0).with(BACKWARDS.1)).await?;
             for row in &rows {
                 let (seq, entry) = entry(row)?;
                 if let Some(found) = visit(seq, &entry.item) {
@@ -174,7 +176,7 @@ impl Segments {
                 }
                 last = seq.cast_signed() - 1;
             }
-            if (rows.len() as i64) < BACKWARDS {
+            if rows.is_empty() {
                 return Ok(None);
             }
         }
@@ -187,8 +189,8 @@ fn entry(row: &Row) -> Result<(Seq, Entry), Failure> {
 }
 
 fn entry_or_damage(row: &Row) -> Result<(Seq, Result<Entry, Damage>), Failure> {
-    let seq = number(row, 0)?;
-    Ok((seq, serde_json::from_str(get(row, 1)?).map_err(|error| Damage::Entry { seq, error })))
+    let (seq, body): (_, &str) = (number(row, 0)?, get(row, 1)?);
+    Ok((seq, in_place(body.len(), || Damage::check_entry(seq, body))))
 }
 
 /// Returns a page of a history in which synthetic calls show the arguments of the original call.
@@ -197,14 +199,38 @@ pub(super) async fn for_people(
     thread: &Thread,
     page: HistoryPage,
 ) -> Result<Vec<(Seq, Entry)>, Failure> {
+    Ok(damage::for_people(page.after, read_filled(tx, thread, page).await?))
+}
+
+/// Returns a page of a history as a thread stores it that inherits it no longer: synthetic calls have the arguments of the
+/// original call, and what is damaged stays as it is.
+pub(super) async fn for_copy(
+    tx: &mut Transaction,
+    thread: &Thread,
+    page: HistoryPage,
+) -> Result<Vec<(Seq, String)>, Failure> {
+    Ok(damage::as_stored(read_filled(tx, thread, page).await?))
+}
+
+/// Reads a page, and fills in the arguments of synthetic calls, as far as those of the original call can be read.
+async fn read_filled(
+    tx: &mut Transaction,
+    thread: &Thread,
+    page: HistoryPage,
+) -> Result<Vec<(Seq, Result<Entry, Damage>)>, Failure> {
     let segments = Segments::of(tx, thread, page.up_to).await?;
-    let mut entries = damage::for_people(page.after, segments.read(tx, page).await?);
+    let mut entries = segments.read(tx, page).await?;
     let threads = segments.threads();
     let (mut filled, mut bytes) = (FilledArguments::default(), 0);
     for position in 0..entries.len() {
-        let Item::Assistant { calls, .. } = &mut entries[position].1.item else { continue };
+        let Ok(Entry { item: Item::Assistant { calls, .. }, .. }) = &mut entries[position].1 else {
+            continue;
+        };
         for call in calls {
-            bytes += filled.fill(tx, &threads, &mut call.arguments).await?;
+            match filled.fill(tx, &threads, &mut call.arguments).await {
+                Err(Failure::Row(_)) => {}
+                size => bytes += size?,
+            }
         }
         // Many events of one subscription repeat its arguments.
         if bytes >= page.bytes {

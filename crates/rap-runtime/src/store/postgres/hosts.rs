@@ -1,5 +1,5 @@
-//! Hosts of tool servers that nodes start themselves. Every node starts its own process of each server, and one node at a time is
-//! the host, whose process gets all calls. A node is the host as long as its lease is valid.
+//! Hosts of tool servers that nodes start themselves. Every node starts its own process of each server, and one node at
+//! a time is the host, whose process gets all calls. A node is the host as long as its lease is valid.
 
 use std::collections::HashSet;
 
@@ -29,8 +29,8 @@ const RELEASE: [&str; 5] = [
     "UPDATE questions SET claim = NULL WHERE answer_at IS NOT NULL AND attempts > 0 AND server = ANY($2) AND claim = $1",
 ];
 
-/// Makes a node that starts the host of the servers of its earlier processes, whose journals it has, and of those that have no
-/// host. Returns the servers whose host it is.
+/// Makes a node that starts the host of the servers of its earlier processes, whose journals it has, and of those that
+/// have no host. Returns the servers whose host it is.
 pub(super) async fn join(
     client: &Client,
     number: NodeNumber,
@@ -50,8 +50,8 @@ pub(super) async fn join(
     Ok(hosted.iter().map(|row| row.get(0)).collect())
 }
 
-/// Returns the statements that make a node the host of servers that have none. The rows of the last one are the servers whose
-/// host it is.
+/// Returns the statements that make a node the host of servers that have none. The rows of the last one are the servers
+/// whose host it is.
 pub(super) fn take(number: NodeNumber, started: &[String]) -> [Statement; 2] {
     [TAKE, HOSTED].map(|sql| Statement::new(sql).with(number.0).with(started.to_vec()))
 }

@@ -2,6 +2,7 @@
 
 use rap_agent::{Server, Status, Usage};
 use rap_api::TimerKind;
+use rap_io::hashing::in_place;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ThreadId};
 use tokio_postgres::Row;
@@ -279,7 +280,8 @@ pub(super) async fn inbox(
         let Some(Loaded { thread, .. }) = loaded.get(&thread_key(row, 1)?) else { return Ok(None) };
         let question = decrypt_question(key, thread, number(row, 3)?, get(row, 5)?).map_err(unreadable)?;
         let call = call_id(row, 4)?;
-        let entry = get::<Option<&str>>(row, 7)?.map(serde_json::from_str).transpose().map_err(unreadable)?;
+        let parse = |body: &str| in_place(body.len(), || serde_json::from_str(body));
+        let entry = get::<Option<&str>>(row, 7)?.map(parse).transpose().map_err(unreadable)?;
         Ok(Some(InboxItem {
             question,
             thread: thread.id.clone(),

@@ -11,9 +11,9 @@ use super::connect::{Address, UrlError};
 use super::nodes::{self, NodeNumber, NodeSettings};
 use crate::store::{BoxError, StepSettings};
 
-/// The migrations. Nodes of the previous release keep working while a migration is applied, so a migration only adds: columns
-/// that can be left out, tables and indexes. What it replaces is removed one release later, together with `oldest` (see
-/// docs/decisions/0029-upgrades-of-a-fleet.md).
+/// The migrations. Nodes of the previous release keep working while a migration is applied, so a migration only adds:
+/// columns that can be left out, tables and indexes. What it replaces is removed one release later, together with
+/// `oldest` (see docs/decisions/0029-upgrades-of-a-fleet.md).
 pub(super) const MIGRATIONS: &[&str] = &[
     include_str!("schema_1.sql"),
     include_str!("schema_2.sql"),
@@ -38,8 +38,8 @@ pub(super) const STORE: &str = "CREATE TABLE IF NOT EXISTS rap_store (\
      public_url text NOT NULL, \
      node text, \
      lease_until timestamptz)"; // The last two are those of the first release, which had one node.
-/// Settings of the transaction that migrates. A migration may take long; another node waits for it, without holding a lock. A
-/// node that freezes in between must not hold the locks for long, which stop all others.
+/// Settings of the transaction that migrates. A migration may take long; another node waits for it, without holding a
+/// lock. A node that freezes in between must not hold the locks for long, which stop all others.
 pub(super) const BEGIN: &str = "BEGIN; SET LOCAL lock_timeout = '60s'; SET LOCAL statement_timeout = 0; \
                      SET LOCAL idle_in_transaction_session_timeout = '5s'; \
                      LOCK TABLE rap_store IN SHARE ROW EXCLUSIVE MODE";

@@ -1,4 +1,5 @@
-//! Nodes: each has a row with a lease, which it renews every few seconds. The database's clock decides whether a lease is valid.
+//! Nodes: each has a row with a lease, which it renews every few seconds. The database's clock decides whether a lease
+//! is valid.
 //!
 //! Work carries the number of the node that claimed it. A claim holds as long as the lease of its node.
 
@@ -63,8 +64,8 @@ pub(super) fn takeable(claim: &str, node: &str) -> String {
     )
 }
 
-/// Adds this node. Earlier processes of it are gone, so their claims end. Returns its number, and the tool servers whose host it
-/// is.
+/// Adds this node. Earlier processes of it are gone, so their claims end. Returns its number, and the tool servers
+/// whose host it is.
 pub(super) async fn join(
     client: &Client,
     node: &NodeSettings,
@@ -170,8 +171,8 @@ impl Membership {
         }
     }
 
-    /// Takes the outcome of a renewal. Returns whether a node is gone or a tool server was taken over, and the time until the
-    /// next renewal.
+    /// Takes the outcome of a renewal. Returns whether a node is gone or a tool server was taken over, and the time
+    /// until the next renewal.
     pub(super) fn update(&mut self, renewed: &Renewed, lease: Duration, asked: Instant) -> (bool, Duration) {
         let Renewed { others, hosted, .. } = renewed;
         let peers: HashSet<i64> = others.iter().map(|(number, _)| *number).collect();

@@ -1,4 +1,4 @@
-//! Finds out whether a transaction was committed whose connection was lost during the commit.
+//! Finds out whether a transaction was committed when its connection was lost during the commit.
 //!
 //! Another node may have stepped the same threads meanwhile, so the versions of heads alone do not tell. The number of the
 //! transaction does, as long as the server has not been restarted or replaced: after a crash or a failover, the number of a
@@ -13,16 +13,17 @@ use super::heads;
 use super::statement::{Failure, Statement, get};
 use crate::store::ThreadKey;
 
-/// Time that the steps of a transaction get, which is the database's own, and the identity of the transaction: its number, and
-/// the run of the server. The statistics of a server are reset when it recovers from a crash, also without a new process. Connections
-/// may have different time zones.
+/// Time that the steps of a transaction get, which is the database's own, and the identity of the transaction: its
+/// number, and the run of the server. The statistics of a server are reset when it recovers from a crash, also without
+/// a new process. Connections may have different time zones.
 pub(super) const NOW: &str = "SELECT (extract(epoch FROM clock_timestamp()) * 1000)::bigint, pg_current_xact_id()::text, \
      concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()))";
 const STATUS: &str = "SELECT coalesce(pg_xact_status($1::text::xid8), 'unknown'), \
      concat_ws('/', extract(epoch FROM pg_postmaster_start_time()), extract(epoch FROM pg_stat_get_bgwriter_stat_reset_time()))";
 const VERSIONS: &str = "SELECT no, version FROM threads WHERE no = ANY($1)";
-/// Writes something to the log of the database, so that the commit waits until everything before it is replicated. The wait of
-/// the lost commit may have been cancelled by an administrator. A replica refuses the write, so it never answers.
+/// Writes something to the log of the database, so that the commit waits until everything before it is replicated. The
+/// wait of the lost commit may have been cancelled by an administrator. A replica refuses the write, so it never
+/// answers.
 const BARRIER: &str = "SELECT pg_logical_emit_message(true, 'rap', '')";
 
 /// Identity of a transaction.
@@ -49,8 +50,8 @@ pub(super) enum Outcome {
     Unknown,
 }
 
-/// Asks for the outcome of a transaction that gave threads these versions. Rows of threads are never removed while the outcome
-/// of a step is unknown, except that their session is moved away.
+/// Asks for the outcome of a transaction that gave threads these versions. Rows of threads are never removed while the
+/// outcome of a step is unknown, except that their session is moved away.
 pub(super) async fn ask(
     connections: &Connections,
     transaction: &TransactionId,
@@ -80,8 +81,8 @@ pub(super) async fn ask(
     Ok(decide(get(status, 0)?, get::<String>(status, 1)? == transaction.run, has_all))
 }
 
-/// Decides with the status of the transaction's number. `same_run` is true if the server has not been restarted or replaced, and
-/// `has_all` if all threads have reached the versions of the transaction.
+/// Decides with the status of the transaction's number. `same_run` is true if the server has not been restarted or
+/// replaced, and `has_all` if all threads have reached the versions of the transaction.
 fn decide(status: &str, same_run: bool, has_all: bool) -> Outcome {
     match status {
         "in progress" => Outcome::Running,

@@ -31,7 +31,8 @@ const REMEMBERED: usize = 1000;
 const ROWS: i64 = 64;
 /// Time for which rows are kept.
 pub(super) const KEPT: &str = "15 s";
-/// Time after which a node that has read nothing takes it that rows are gone. It is shorter than the time for which they are kept.
+/// Time after which a node that has read nothing takes it that rows are gone. It is shorter than the time for which
+/// they are kept.
 const READ_WITHIN: Duration = Duration::from_secs(10);
 /// Pause before signals are stored again after that failed.
 const PUBLISH_AGAIN: Duration = Duration::from_millis(500);
@@ -238,8 +239,8 @@ impl Signals {
         }
     }
 
-    /// Notes that rows were read. Returns true if the last time was so long ago that some may be gone, because this node was frozen
-    /// or cut off from the database.
+    /// Notes that rows were read. Returns true if the last time was so long ago that some may be gone, because this
+    /// node was frozen or cut off from the database.
     fn was_away(&self) -> bool {
         let mut read_at = self.read_at.lock().unwrap_or_else(PoisonError::into_inner);
         std::mem::replace(&mut *read_at, Instant::now()).elapsed() > READ_WITHIN
@@ -367,7 +368,8 @@ impl Signals {
         self.read().keys().copied().collect()
     }
 
-    /// See [`Fleet::alone_since`](crate::store::Fleet::alone_since). The start of a node is noticed only while notifications arrive.
+    /// See [`Fleet::alone_since`](crate::store::Fleet::alone_since). The start of a node is noticed only while
+    /// notifications arrive.
     pub(super) fn alone_since(&self) -> Option<u64> {
         let arrivals = self.arrivals.load(Ordering::Relaxed);
         (self.listening.load(Ordering::Relaxed) && !self.has_peers()).then_some(arrivals)
@@ -389,8 +391,8 @@ impl Drop for AbortOnDrop {
     }
 }
 
-/// Merges signals: the changes of a thread that follow each other with no delta of it in between, parts of the same answer, and
-/// work of the same queue.
+/// Merges signals: the changes of a thread that follow each other with no delta of it in between, parts of the same
+/// answer, and work of the same queue.
 fn merge(signals: Vec<Signal>) -> Vec<Signal> {
     let mut merged: Vec<Signal> = Vec::with_capacity(signals.len());
     // Position of the last change or delta of each thread.

@@ -21,7 +21,7 @@ use super::statement::{Failure, Statement, clean, get, unreadable};
 use super::writer::Time;
 use super::writes::{Claims, StepWriter};
 use super::{PostgresStore, deletion, history};
-use crate::store::stored::{PAGE_BYTES, to_json};
+use crate::store::stored::PAGE_BYTES;
 use crate::store::transfer::{
     Cell, Checker, DEPARTURE_USED, ENTRY, Export, Header, Origin, PAGE_ROWS, Parcel, ParcelState,
     ROOT_RECORD, Record, Row, Scope, TABLES, ThreadRecord, TokenThread, VERSION,
@@ -89,7 +89,7 @@ impl Session {
 /// Consumer of records.
 enum Sink<'a> {
     Channel(&'a mpsc::Sender<String>),
-    Parcel { id: &'a ThreadId, number: u64 },
+    Parcel { id: &'a ThreadId, number: u64, checker: Box<Checker> },
 }
 
 impl Sink<'_> {
@@ -101,10 +101,14 @@ impl Sink<'_> {
                     channel.send(record.write()).await.map_err(gone)?;
                 }
             }
-            Sink::Parcel { id, number } => {
+            Sink::Parcel { id, number, checker } => {
                 let first = *number;
                 *number += records.len() as u64;
-                let texts = records.iter().map(Record::write).collect();
+                let texts: Vec<String> = records.iter().map(Record::write).collect();
+                // A damaged session could not be unpacked.
+                for text in &texts {
+                    checker.take(&Record::read(text).map_err(unreadable)?).map_err(unreadable)?;
+                }
                 tx.pipeline(&additions(id, first, &records, texts)).await?;
             }
         }
@@ -234,8 +238,7 @@ pub(super) async fn inherited_page(
         return Ok(Vec::new());
     }
     let page = HistoryPage { after, up_to: fork.inherits, rows: PAGE_ROWS, bytes: PAGE_BYTES };
-    let entries = history::for_people(tx, fork, page).await?;
-    Ok(entries.into_iter().map(|(seq, entry)| (seq, to_json(&entry))).collect())
+    history::for_copy(tx, fork, page).await
 }
 
 /// Sends the entries that a fork inherits. Returns their number.
@@ -302,8 +305,8 @@ fn insertion(
     }
     let mut statements = vec![statement];
     if let (ENTRY, Some(thread), [Cell::Number(Some(seq)), Cell::Text(Some(body))]) = (table, thread, cells) {
-        let entry: Entry = serde_json::from_str(body).map_err(unreadable)?;
-        if let Item::Summary { covers, .. } = entry.item {
+        // A damaged entry of a fork that stays behind is copied as it is.
+        if let Ok(Entry { item: Item::Summary { covers, .. }, .. }) = serde_json::from_str(body) {
             let sql = "INSERT INTO summaries (session, thread, seq, covers) VALUES ($1, $2, $3, $4)";
             let summary = Statement::new(sql).session(session).thread(thread);
             statements.push(summary.with(*seq).with(covers.cast_signed()));
@@ -530,7 +533,8 @@ impl Transfer for PostgresStore {
             return Err(Error::NoThread);
         }
         tx.query(new_parcel(session, ParcelState::Leaving, peer, now)).await?;
-        read(&mut tx, &found, origin, now, &mut Sink::Parcel { id: session, number: 0 }).await?;
+        let mut sink = Sink::Parcel { id: session, number: 0, checker: Box::default() };
+        read(&mut tx, &found, origin, now, &mut sink).await?;
         separate_forks(&mut tx, &found).await?;
         tx.finish(&deletions(&found)).await?;
         self.inner.directory.forget();
@@ -596,6 +600,11 @@ impl Transfer for PostgresStore {
         let statement = Statement::new(sql).text(session.as_str()).with(peer.to_vec());
         let rows = self.inner.others.write(vec![statement]).await?;
         if rows[0].is_empty() { Err(Error::NoThread) } else { Ok(()) }
+    }
+
+    async fn reclaim(&self, session: &ThreadId) -> Result<(), Error> {
+        let sql = "UPDATE parcels SET state = 'leaving' WHERE session = $1 AND state = 'left'";
+        self.write(vec![Statement::new(sql).text(session.as_str())]).await
     }
 
     async fn drop_parcel(&self, session: &ThreadId) -> Result<(), Error> {

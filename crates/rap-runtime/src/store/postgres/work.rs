@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use rap_agent::{LONGEST_PAUSE, LostAfter, OpenCall, Server, StatusCheck};
+use rap_io::hashing::in_place;
 use rap_io::secret_box::Key;
 use rap_protocol::{CallId, ResponseUrl, Timestamp};
 use tokio_postgres::Row;
@@ -494,12 +495,13 @@ pub(super) async fn due_messages(
 }
 
 fn message(row: &Row) -> Result<OutboxMessage, Failure> {
+    let body: &str = get(row, 4)?;
     Ok(OutboxMessage {
         key: OutboxKey(get(row, 0)?),
         session: session_key(row, 1)?,
         sender: thread_id(row, 2)?,
         receiver: thread_id(row, 3)?,
-        message: serde_json::from_str(get(row, 4)?).map_err(unreadable)?,
+        message: in_place(body.len(), || serde_json::from_str(body)).map_err(unreadable)?,
     })
 }
 
@@ -576,8 +578,8 @@ pub(super) fn postpone_due(
     ]
 }
 
-/// Returns the statements that make everything due that pauses for longer than its kind ever does. `hold` is the longest time
-/// for which a thread holds its input.
+/// Returns the statements that make everything due that pauses for longer than its kind ever does. `hold` is the
+/// longest time for which a thread holds its input.
 pub(super) fn end_long_pauses(now: Timestamp, longest: LongestPauses, hold: Duration) -> Vec<Statement> {
     let LongestPauses { retry, message, alert } = longest;
     let pauses = [

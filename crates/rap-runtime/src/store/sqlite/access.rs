@@ -14,8 +14,8 @@ use tokio::sync::Semaphore;
 use super::Inner;
 use crate::store::Error;
 
-/// Maximum number of concurrent reads.
-const READERS: usize = 4;
+/// Maximum number of concurrent reads. `http::admission` bounds the long ones, and those that anybody can cause, to fewer.
+const READERS: usize = 8;
 /// Pause before the outcome of a failed commit is resolved.
 const RESOLVE_PAUSE: Duration = Duration::from_millis(250);
 

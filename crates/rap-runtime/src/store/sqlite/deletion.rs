@@ -11,7 +11,7 @@ use super::writes::entry_key;
 use crate::store::deletion::{
     BATCH_ROWS, DAMAGED_WAIT, EXAMINED, Expired, Expiry, RECHECK, RETRY, Remaining,
 };
-use crate::store::stored::{PAGE_BYTES, to_json};
+use crate::store::stored::PAGE_BYTES;
 use crate::store::{Error, HistoryPage, Loaded, SessionKey, Thread, ThreadKey, Visibility};
 
 /// Statements that delete up to `?2` rows of the thread `?1`.
@@ -171,8 +171,8 @@ fn next_fork(conn: &Connection, session: SessionKey) -> rusqlite::Result<Option<
     Ok(fork.map(|(Loaded { thread, .. }, _)| thread))
 }
 
-/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads none of
-/// the copies.
+/// Copies the next entries that a fork inherits. After the last ones, the fork no longer inherits. Until then it reads
+/// none of the copies.
 fn copy_inherited(conn: &Connection, fork: &Thread) -> rusqlite::Result<()> {
     let sql = "SELECT coalesce(max(key), ?1) & 4294967295 FROM entries WHERE key > ?1 AND key <= ?2";
     let range = params![entry_key(fork.key, 0), entry_key(fork.key, fork.inherits)];
@@ -183,12 +183,12 @@ fn copy_inherited(conn: &Connection, fork: &Thread) -> rusqlite::Result<()> {
         rows: BATCH_ROWS,
         bytes: PAGE_BYTES,
     };
-    let entries = history::for_people(conn, fork, page)?;
+    let entries = history::for_copy(conn, fork, page)?;
     let is_last = entries.last().is_none_or(|(seq, _)| *seq >= fork.inherits);
     let sql = "INSERT OR REPLACE INTO entries (key, body) VALUES (?1, ?2)";
     let mut insert = conn.prepare_cached(sql)?;
-    for (seq, entry) in entries {
-        insert.execute(params![entry_key(fork.key, seq), to_json(&entry)])?;
+    for (seq, body) in entries {
+        insert.execute(params![entry_key(fork.key, seq), body])?;
     }
     if is_last {
         history::copy_summaries(conn, fork)?;

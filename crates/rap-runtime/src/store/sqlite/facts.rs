@@ -76,8 +76,7 @@ pub(super) fn arguments_of(
 ) -> rusqlite::Result<Map<String, Value>> {
     let mut statement = conn.prepare_cached("SELECT body FROM entries WHERE key = ?1")?;
     let arguments = |row: &Row<'_>| {
-        let entry = serde_json::from_str(row.get_ref(0)?.as_str()?);
-        let entry: Entry = entry.map_err(|error| unreadable(Damage::Entry { seq, error }))?;
+        let entry = Damage::check_entry(seq, row.get_ref(0)?.as_str()?).map_err(unreadable)?;
         Ok(call_arguments(entry, call))
     };
     let found = statement.query_row([entry_key(thread, seq)], arguments).optional()?;

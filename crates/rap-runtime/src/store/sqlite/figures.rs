@@ -1,4 +1,4 @@
-//! Figures over time.
+//! Statistics of agents over time.
 
 use rap_protocol::Timestamp;
 use rusqlite::{Connection, params, params_from_iter, types::Value};

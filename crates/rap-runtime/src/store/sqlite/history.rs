@@ -63,14 +63,38 @@ pub(super) fn for_people(
     thread: &Thread,
     page: HistoryPage,
 ) -> rusqlite::Result<Vec<(Seq, Entry)>> {
-    let mut entries = damage::for_people(page.after, read(conn, thread, page)?);
+    Ok(damage::for_people(page.after, read_filled(conn, thread, page)?))
+}
+
+/// Returns a page of a history as a thread stores it that inherits it no longer: synthetic calls have the arguments of the
+/// original call, and what is damaged stays as it is.
+pub(super) fn for_copy(
+    conn: &Connection,
+    thread: &Thread,
+    page: HistoryPage,
+) -> rusqlite::Result<Vec<(Seq, String)>> {
+    Ok(damage::as_stored(read_filled(conn, thread, page)?))
+}
+
+/// Reads a page, and fills in the arguments of synthetic calls, as far as those of the original call can be read.
+fn read_filled(
+    conn: &Connection,
+    thread: &Thread,
+    page: HistoryPage,
+) -> rusqlite::Result<Vec<(Seq, Result<Entry, Damage>)>> {
+    let mut entries = read(conn, thread, page)?;
     let threads: Vec<ThreadKey> =
         segments(conn, thread, page.up_to)?.into_iter().map(|(key, ..)| key).collect();
     let (mut filled, mut bytes) = (FilledArguments::default(), 0);
     for position in 0..entries.len() {
-        let Item::Assistant { calls, .. } = &mut entries[position].1.item else { continue };
+        let Ok(Entry { item: Item::Assistant { calls, .. }, .. }) = &mut entries[position].1 else {
+            continue;
+        };
         for call in calls {
-            bytes += filled.fill(conn, &threads, &mut call.arguments)?;
+            match filled.fill(conn, &threads, &mut call.arguments) {
+                Err(error) if heads::is_row_error(&error) => {}
+                size => bytes += size?,
+            }
         }
         // Many events of one subscription repeat its arguments.
         if bytes >= page.bytes {
@@ -204,7 +228,7 @@ fn read_each(
     let sql = "SELECT key & 4294967295, body FROM entries WHERE key > ?1 AND key <= ?2 ORDER BY key LIMIT ?3";
     each_row(conn, thread, page, sql, |row| {
         let (seq, body) = (row.get::<_, i64>(0)?.unsigned_abs(), row.get_ref(1)?.as_str()?);
-        take(seq, serde_json::from_str(body).map_err(|error| Damage::Entry { seq, error }))?;
+        take(seq, Damage::check_entry(seq, body))?;
         Ok(body.len())
     })
 }

@@ -18,7 +18,7 @@ use self::statements::{SESSION, STATEMENTS, sql};
 use super::heads::{self, unreadable};
 use super::writes::entry_key;
 use super::{SqliteStore, deletion, history};
-use crate::store::stored::{PAGE_BYTES, to_json};
+use crate::store::stored::PAGE_BYTES;
 use crate::store::transfer::{
     Cell, Checker, DEPARTURE_USED, ENTRY, Export, Header, Origin, PAGE_ROWS, Parcel, ParcelState,
     ROOT_RECORD, Record, Row, Scope, TABLES, ThreadRecord, TokenThread, VERSION,
@@ -152,11 +152,11 @@ fn inherited(
     let mut after = 0;
     while after < fork.inherits {
         let page = HistoryPage { after, up_to: fork.inherits, rows: PAGE_ROWS, bytes: PAGE_BYTES };
-        let entries = history::for_people(conn, fork, page)?;
+        let entries = history::for_copy(conn, fork, page)?;
         let Some((last, _)) = entries.last() else { break };
         after = *last;
-        for (seq, entry) in entries {
-            take(seq.cast_signed(), to_json(&entry))?;
+        for (seq, body) in entries {
+            take(seq.cast_signed(), body)?;
         }
     }
     Ok(())
@@ -187,7 +187,8 @@ fn insert_entry(conn: &Connection, thread: ThreadKey, seq: i64, body: &str) -> r
 
 /// Records the position of a summary.
 fn insert_summary(conn: &Connection, thread: ThreadKey, seq: i64, body: &str) -> rusqlite::Result<()> {
-    let entry: Entry = serde_json::from_str(body).map_err(unreadable)?;
+    // A damaged entry of a fork that stays behind is copied as it is.
+    let Ok(entry) = serde_json::from_str::<Entry>(body) else { return Ok(()) };
     if let Item::Summary { covers, .. } = entry.item {
         let sql = "INSERT INTO summaries (thread, seq, covers) VALUES (?1, ?2, ?3)";
         conn.prepare_cached(sql)?.execute(params![thread, seq, covers.cast_signed()])?;
@@ -364,9 +365,12 @@ fn pack(conn: &Connection, session: &ThreadId, origin: &Origin, peer: &[u8], now
         return Ok(Err(Error::Moving));
     }
     begin(conn, session, ParcelState::Leaving, peer, now)?;
-    let mut number = 0;
+    let (mut number, mut checker) = (0, Checker::default());
     let packed = read(conn, session, origin, now, &mut |record| {
-        add(conn, session, number, record, &record.write())?;
+        let text = record.write();
+        // A damaged session could not be unpacked.
+        checker.take(&parse(&text)?).map_err(bad_record)?;
+        add(conn, session, number, record, &text)?;
         number += 1;
         Ok(())
     })?;
@@ -513,6 +517,12 @@ impl Transfer for SqliteStore {
             0 => Err(Error::NoThread),
             _ => Ok(()),
         }
+    }
+
+    async fn reclaim(&self, session: &ThreadId) -> Result<(), Error> {
+        let session = session.clone();
+        let sql = "UPDATE parcels SET state = 'leaving' WHERE session = ?1 AND state = 'left'";
+        self.write(move |conn| conn.execute(sql, [session.as_str()])).await.map(drop)
     }
 
     async fn drop_parcel(&self, session: &ThreadId) -> Result<(), Error> {

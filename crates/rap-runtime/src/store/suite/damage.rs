@@ -1,4 +1,4 @@
-//! Damaged rows: a damaged thread is set aside, all others continue, and the doctor finds the damage.
+//! Damaged rows: a damaged thread is quarantined, all others continue, and the doctor finds the damage.
 
 use rap_agent::{Input, Item, Phase, Seq};
 
@@ -39,7 +39,7 @@ pub(crate) async fn a_thread_that_was_set_aside_is_failed_until_its_next_step(da
 }
 
 /// Deletes an entry, or replaces its body.
-fn damage_entry(fixture: &Fixture, thread: &Thread, seq: Seq, body: Option<&str>) {
+pub(super) fn damage_entry(fixture: &Fixture, thread: &Thread, seq: Seq, body: Option<&str>) {
     let number = thread.key.number();
     let (sqlite, postgres) =
         (format!("key = ({number} << 32) + {seq}"), format!("thread = {number} AND seq = {seq}"));

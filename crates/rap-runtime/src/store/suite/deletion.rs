@@ -7,6 +7,7 @@ use rap_protocol::UserId;
 
 use super::Database;
 use super::apply::delivery;
+use super::damage::damage_entry;
 use super::fixture::{
     Fixture, answer, enqueued, id, inline_event, new, new_thread, seconds, spawns, to, user,
 };
@@ -366,4 +367,34 @@ pub(crate) async fn a_session_with_a_damaged_thread_is_deleted_on_request_only(d
     fixture.clock.pass(seconds(61));
     finish(&fixture).await;
     assert_eq!(rows(&fixture), BTreeMap::new());
+}
+
+pub(crate) async fn damaged_entries_stay_as_they_are_in_forks_of_a_deleted_session(
+    database: Box<dyn Database>,
+) {
+    let fixture = Fixture::new(database);
+    fixture.create("source", Some("hello")).await;
+    fixture.send_input("source", answer(1, "an answer")).await.unwrap();
+    fixture.send_input("source", user("one more")).await.unwrap();
+    fixture.send_input("source", answer(2, "another answer")).await.unwrap();
+    fixture.send(fork("source", "fork")).await.unwrap();
+    let (source, forked) = (fixture.row("source").await.thread, fixture.row("fork").await.thread);
+    damage_entry(&fixture, &source, 2, Some("{\"kind\": \"unknown\"}"));
+    damage_entry(&fixture, &source, 3, None);
+    let before = fixture.history("fork").await;
+    close(&fixture, "source").await;
+    delete(&fixture, "source").await.unwrap();
+    finish(&fixture).await;
+    assert_eq!(fixture.history("fork").await, before, "people see the same notices");
+    let prompt = fixture.store.prompt_entries(&forked, 4).await;
+    assert!(matches!(prompt, Err(Error::Unreadable(_))), "{prompt:?}");
+    let report = examine(&fixture.database.setting()).await.unwrap();
+    let findings = format!("{:?}", report.findings);
+    for damage in ["entry 2 cannot be read", "entry 3 of its history is missing"] {
+        assert!(findings.contains(damage), "{findings}");
+    }
+    // What was there can still be repaired.
+    damage_entry(&fixture, &forked, 2, Some("{\"at\": 1, \"kind\": \"notice\", \"text\": \"repaired\"}"));
+    let findings = examine(&fixture.database.setting()).await.unwrap().findings;
+    assert!(!format!("{findings:?}").contains("entry 2"), "{findings:?}");
 }

@@ -1,4 +1,4 @@
-//! Queries of the page: search for a phrase, the newest threads first, and figures over time.
+//! Queries of the web interface: search for a phrase, the newest threads first, and statistics over time.
 
 use rap_api::ThreadOrder;
 use rap_protocol::Timestamp;

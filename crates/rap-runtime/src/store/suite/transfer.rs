@@ -10,6 +10,7 @@ use sha2::{Digest, Sha256};
 use tokio::sync::mpsc;
 
 use super::Database;
+use super::damage::damage_entry;
 use super::fixture::{
     Fixture, ManualClock, SERVER, START, answer, built_in, enqueued, event, id, inline_event, new, result,
     rules, seconds, spawns, subscribed, user,
@@ -268,7 +269,9 @@ pub(crate) async fn a_packed_session_is_not_in_use_and_comes_back_unchanged(data
     fixture.send_input("root", result(&call, "not lost")).await.unwrap();
 }
 
-pub(crate) async fn a_parcel_that_has_left_never_goes_back_into_use(database: Box<dyn Database>) {
+pub(crate) async fn a_parcel_that_has_left_goes_back_into_use_only_if_it_is_reclaimed(
+    database: Box<dyn Database>,
+) {
     let fixture = Fixture::new(database);
     fixture.create_idle("root").await;
     let left = async |peer: &[u8]| fixture.store.mark_left(&id("root"), peer).await;
@@ -283,8 +286,32 @@ pub(crate) async fn a_parcel_that_has_left_never_goes_back_into_use(database: Bo
     left(&[9]).await.unwrap();
     left(&[9]).await.unwrap();
     assert!(matches!(fixture.store.unpack(&id("root")).await, Err(Error::Moving)));
+    fixture.store.reclaim(&id("root")).await.unwrap();
+    fixture.store.unpack(&id("root")).await.unwrap();
+    assert_eq!(fixture.history("root").await.len(), 2);
+    fixture.store.pack(&id("root"), &origin(), vec![9]).await.unwrap();
+    left(&[9]).await.unwrap();
     fixture.store.drop_parcel(&id("root")).await.unwrap();
+    fixture.store.reclaim(&id("root")).await.unwrap();
     assert!(matches!(fixture.store.unpack(&id("root")).await, Err(Error::NoThread)));
+}
+
+pub(crate) async fn a_damaged_session_is_not_packed(database: Box<dyn Database>) {
+    let fixture = Fixture::new(database);
+    for name in ["entry", "head", "source"] {
+        fixture.create_idle(name).await;
+    }
+    let target = Target::Fork { source: id("source"), at: None, id: id("fork"), incarnation: 5 };
+    fixture.send(Message::new(target, Input::Begin { message: None })).await.unwrap();
+    damage_entry(&fixture, &fixture.row("entry").await.thread, 1, Some("nonsense"));
+    damage_entry(&fixture, &fixture.row("source").await.thread, 1, Some("nonsense"));
+    fixture.database.corrupt_head(&id("head"));
+    for name in ["entry", "head", "source", "fork"] {
+        let packed = fixture.store.pack(&id(name), &origin(), vec![9]).await;
+        assert!(matches!(packed, Err(Error::Unreadable(_))), "{name}: {packed:?}");
+        assert_eq!(fixture.store.parcel_of(&id(name)).await.unwrap(), None, "{name}");
+        assert!(fixture.store.thread(&id(name), &Visibility::All).await.is_ok(), "{name} is in use here");
+    }
 }
 
 pub(crate) async fn what_forks_inherit_moves_with_them_and_stays_with_them(database: Box<dyn Database>) {

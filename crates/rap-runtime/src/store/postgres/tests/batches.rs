@@ -79,7 +79,8 @@ async fn the_run_of_a_server_is_the_same_in_every_time_zone() {
     assert_eq!(runs.len(), 1, "{runs:?}");
 }
 
-/// Connections behind a transaction pooler have no state that outlives a transaction, and a lock that is no row is invisible.
+/// Connections behind a transaction pooler have no state that outlives a transaction, and a lock that is no row is
+/// invisible.
 #[test]
 fn no_statement_takes_an_advisory_lock() {
     let sources = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("src/store/postgres");

@@ -492,8 +492,8 @@ impl Database for Confined {
     }
 }
 
-/// Tables whose rows belong to no session, and which statements of steps name. Steps only add rows to them: alerts, changes of
-/// counts, documents of toolsets by their hash.
+/// Tables whose rows belong to no session, and which statements of steps name. Steps only add rows to them: alerts,
+/// changes of counts, documents of toolsets by their hash.
 const WITHOUT_SESSION: [&str; 3] = ["alerts", "thread_counts", "toolsets"];
 
 /// Statements that load the facts of steps or write their rows.
@@ -501,8 +501,9 @@ fn statements_of_steps() -> impl Iterator<Item = &'static str> {
     kinds::ALL.iter().map(|kind| kind.sql()).chain(facts::ALL)
 }
 
-/// The natural key to distribute or partition by is the session: all rows that steps of a session need carry it. Random messages
-/// reach every statement that writes or reads rows of steps. A fork alone reads the session that it is made from.
+/// The natural key to distribute or partition by is the session: all rows that steps of a session need carry it. Random
+/// messages reach every statement that writes or reads rows of steps. A fork alone reads the session that it is made
+/// from.
 #[tokio::test]
 async fn steps_of_a_session_touch_no_row_of_another_one() {
     let shared = Arc::new(Shared::new());

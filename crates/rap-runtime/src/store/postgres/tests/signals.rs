@@ -111,10 +111,13 @@ async fn a_lost_connection_to_the_database_may_mean_lost_signals() {
 async fn a_node_that_could_not_read_takes_it_that_signals_are_lost() {
     let shared = Shared::new();
     let proxy = Proxy::start(shared.database.port()).await;
-    let _one = Node::on(&shared.database.url());
+    let one = Node::on(&shared.database.url());
     let parts = parts(&shared.database.url(), "proxied", rules(Limits::default()));
     let node = Node::through(shared.database.url_at(proxy.port), parts).await;
     node.renew().await;
+    // The first node was alone before.
+    one.renew().await;
+    assert_eq!(received(&node, 1).await, [Signal::Lost]);
     proxy.set(Fault::Away);
     rap_testkit::until("it cannot read", async || {
         tokio::time::timeout(Duration::from_secs(1), node.store.receive())
@@ -123,8 +126,11 @@ async fn a_node_that_could_not_read_takes_it_that_signals_are_lost() {
     })
     .await;
     proxy.set(Fault::None);
-    let lost = async || node.store.receive().await.is_ok_and(|signals| signals == [Signal::Lost]);
-    rap_testkit::until("it reads again", lost).await;
+    rap_testkit::until("it reads again", async || {
+        let read = tokio::time::timeout(Duration::from_secs(1), node.store.receive()).await;
+        read.is_ok_and(|read| read.is_ok_and(|signals| signals == [Signal::Lost]))
+    })
+    .await;
 }
 
 /// What is cached is valid as long as no other node can have changed it.

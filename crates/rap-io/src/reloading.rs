@@ -1,4 +1,4 @@
-//! Values that are made of files, and made again when one of the files changes: rotated tokens, keys and certificates.
+//! Values loaded from files (tokens, keys, certificates) and reloaded when a file changes.
 
 use std::fmt;
 use std::fs::{self, File, Metadata};
@@ -43,7 +43,7 @@ impl FileError {
 type Load<T> = dyn Fn() -> Result<T, FileError> + Send + Sync;
 
 /// A value that is made of files. If a changed file cannot be used, the last value stays.
-pub struct Watched<T> {
+pub struct Reloading<T> {
     files: Vec<PathBuf>,
     load: Box<Load<T>>,
     state: Mutex<State<T>>,
@@ -79,23 +79,23 @@ fn marks(files: &[PathBuf]) -> Vec<Option<Mark>> {
     files.iter().map(|file| fs::metadata(file).ok().map(|file| Mark::of(&file))).collect()
 }
 
-impl<T: 'static> Watched<T> {
+impl<T: 'static> Reloading<T> {
     /// Makes the value now, and again when one of the files changes.
     pub fn open(
         files: Vec<PathBuf>,
         load: impl Fn() -> Result<T, FileError> + Send + Sync + 'static,
-    ) -> Result<Watched<T>, FileError> {
+    ) -> Result<Reloading<T>, FileError> {
         // The marks are older than the value: a file that changes in between is read again.
         let marks = marks(&files);
         let state = State { value: Arc::new(load()?), marks, checked_at: Instant::now() };
-        Ok(Watched { files, load: Box::new(load), state: Mutex::new(state) })
+        Ok(Reloading { files, load: Box::new(load), state: Mutex::new(state) })
     }
 
     /// Wraps a value that never changes.
-    pub fn fixed(value: T) -> Watched<T> {
+    pub fn fixed(value: T) -> Reloading<T> {
         let load = || Err(FileError::new(Path::new(""), "there is no file"));
         let state = State { value: Arc::new(value), marks: Vec::new(), checked_at: Instant::now() };
-        Watched { files: Vec::new(), load: Box::new(load), state: Mutex::new(state) }
+        Reloading { files: Vec::new(), load: Box::new(load), state: Mutex::new(state) }
     }
 
     /// Returns the value. Checks the files if the last check is more than a second ago.
@@ -121,9 +121,9 @@ impl<T: 'static> Watched<T> {
     }
 }
 
-impl<T> fmt::Debug for Watched<T> {
+impl<T> fmt::Debug for Reloading<T> {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "Watched({:?})", self.files)
+        write!(f, "Reloading({:?})", self.files)
     }
 }
 
@@ -163,7 +163,7 @@ impl SecretSource {
 pub fn watch_secrets<T: 'static>(
     sources: Vec<SecretSource>,
     parse: impl Fn(&[Secret]) -> Result<T, String> + Send + Sync + 'static,
-) -> Result<Watched<T>, FileError> {
+) -> Result<Reloading<T>, FileError> {
     let files: Vec<PathBuf> = sources.iter().filter_map(|source| source.file().map(PathBuf::from)).collect();
     let first = files.first().cloned().unwrap_or_default();
     let load = move || {
@@ -173,7 +173,7 @@ pub fn watch_secrets<T: 'static>(
         }
         parse(&secrets).map_err(|why| FileError::new(&first, why))
     };
-    Watched::open(files, load)
+    Reloading::open(files, load)
 }
 
 /// Reads a file of bounded size.
@@ -206,20 +206,16 @@ fn secrets_of(path: &Path) -> Result<Vec<Secret>, FileError> {
 mod tests {
     use super::*;
 
-    fn first(watched: &Watched<Vec<Secret>>) -> String {
-        watched.get()[0].expose().to_owned()
+    fn first(secrets: &Reloading<Vec<Secret>>) -> String {
+        secrets.get()[0].expose().to_owned()
     }
 
     /// Waits until the first secret is this one. The file is checked at most once a second.
-    fn until(watched: &Watched<Vec<Secret>>, expected: &str) {
-        let began = Instant::now();
-        while first(watched) != expected {
-            assert!(began.elapsed() < Duration::from_secs(60), "the file was not read again");
-            std::thread::sleep(Duration::from_millis(20));
-        }
+    fn until(secrets: &Reloading<Vec<Secret>>, expected: &str) {
+        rap_testkit::block_until("the file to be read again", || first(secrets) == expected);
     }
 
-    fn watch(path: &Path) -> Result<Watched<Vec<Secret>>, FileError> {
+    fn watch(path: &Path) -> Result<Reloading<Vec<Secret>>, FileError> {
         watch_secrets(vec![SecretSource::File(path.into())], |secrets| Ok(secrets.to_vec()))
     }
 
@@ -228,15 +224,15 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
         fs::write(&path, "one\n").unwrap();
-        let watched = watch(&path).unwrap();
-        assert_eq!(first(&watched), "one");
+        let secrets = watch(&path).unwrap();
+        assert_eq!(first(&secrets), "one");
         fs::write(&path, "two\n").unwrap();
-        until(&watched, "two");
+        until(&secrets, "two");
         let next = directory.path().join("next");
         fs::write(&next, "six\nfive\n").unwrap();
         fs::rename(next, &path).unwrap();
-        until(&watched, "six");
-        assert_eq!(watched.get().len(), 2);
+        until(&secrets, "six");
+        assert_eq!(secrets.get().len(), 2);
     }
 
     #[test]
@@ -244,17 +240,17 @@ mod tests {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("token");
         fs::write(&path, "one").unwrap();
-        let watched = watch(&path).unwrap();
+        let secrets = watch(&path).unwrap();
         for content in ["", "hunter2 hunter2\n"] {
             fs::write(&path, content).unwrap();
-            watched.state.lock().unwrap().checked_at -= CHECK_EVERY;
-            assert_eq!(first(&watched), "one", "{content}");
+            secrets.state.lock().unwrap().checked_at -= CHECK_EVERY;
+            assert_eq!(first(&secrets), "one", "{content}");
         }
         fs::remove_file(&path).unwrap();
-        watched.state.lock().unwrap().checked_at -= CHECK_EVERY;
-        assert_eq!(first(&watched), "one");
+        secrets.state.lock().unwrap().checked_at -= CHECK_EVERY;
+        assert_eq!(first(&secrets), "one");
         fs::write(&path, "two").unwrap();
-        until(&watched, "two");
+        until(&secrets, "two");
     }
 
     #[test]

@@ -1,21 +1,21 @@
-//! The web page for people, as a value. This crate has no files of its own to serve: the program that starts the runtime
-//! passes them in.
+//! The files of the web interface, as a value. This crate has no files of its own to serve: the program that starts the
+//! runtime passes them in.
 
-/// Files of the web page.
+/// Files of the web interface.
 ///
-/// The document is served at every address of the page, and loads the assets from `/assets/NAME`. No file may rely on
+/// The document is served at every address of the interface, and loads the assets from `/assets/NAME`. No file may rely on
 /// inline scripts, inline styles or other servers: the content security policy forbids them.
 #[derive(Debug, Clone, Copy)]
-pub struct Page {
+pub struct WebAssets {
     /// The HTML document.
     pub document: &'static [u8],
     /// Files that the document loads.
-    pub assets: &'static [PageAsset],
+    pub assets: &'static [WebAsset],
 }
 
-/// A file that the document of the page loads.
+/// A file that the document of the web interface loads.
 #[derive(Debug, Clone, Copy)]
-pub struct PageAsset {
+pub struct WebAsset {
     /// Name in the path: `/assets/NAME`.
     pub name: &'static str,
     /// Value of `Content-Type`.

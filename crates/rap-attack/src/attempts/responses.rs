@@ -9,7 +9,7 @@ use crate::attempt::{Attempt, Tries, attempt};
 use crate::stage::{ATTACKER, Stage};
 use crate::wire;
 
-const TOPIC: &str = "answers";
+const TOPIC: &str = "responses";
 /// Size of a large result, in bytes.
 const RESULT: usize = 7_000_000;
 /// Size of a page, with its last row.
@@ -43,9 +43,7 @@ async fn long_history(stage: &Stage, results: usize) -> String {
         }
         let call = stage.invocation(&stage.hostile, &thread).await;
         call.post(&call.result(&"x".repeat(RESULT))).await;
-        while stage.status(&thread).await != "idle" {
-            tokio::time::sleep(Duration::from_millis(50)).await;
-        }
+        stage.until_status(&thread, &["idle"]).await;
     }
     thread
 }

@@ -11,11 +11,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use axum::body::Bytes;
+use axum::http::HeaderMap;
 use base64::Engine as _;
 use base64::prelude::BASE64_STANDARD;
 use futures_util::FutureExt;
 use futures_util::future::BoxFuture;
 use rap_io::hashing::hash;
+use rap_io::moving::{PROOF, is_proven, is_recent, proof};
 use rap_io::secret_box::Key;
 use rap_protocol::{CallbackUrl, Migrate, ThreadId, Timestamp};
 use serde::de::DeserializeOwned;
@@ -24,29 +26,33 @@ use serde_json::json;
 use tokio::sync::Semaphore;
 use url::Url;
 
-use super::{Engine, Refusal};
+use super::files::unwritable;
+use super::{Engine, Refusal, lock};
 use crate::auth::Caller;
 use crate::call::Thread;
 use crate::directory::random_id;
 use crate::error::Error;
-use crate::journal::moving::{self, CALL_BYTES, MovedCall};
+use crate::journal::moving::{self, CALL_BYTES, MovedCall, RunningCall};
 use crate::journal::{CallSeq, recovery};
+use crate::rules::OnRestart;
 
 /// Maximum number of sessions that are moved at the same time.
 const MIGRATIONS: usize = 4;
-/// Time that the hook may take. The runtime waits a little longer.
+/// Time in which the state of a session has to be moved. The runtime waits a little longer.
 const MIGRATE_WITHIN: Duration = Duration::from_secs(240);
+/// Pause after a handler has ended, before the calls of the session are read again.
+const RUN_PAUSE: Duration = Duration::from_millis(20);
 
 /// Path to which a tool server sends the calls of a session, relative to the base URL of the destination.
 pub(crate) const IMPORT_PATH: &str = "/import_calls";
 /// Maximum size of a page of calls, in bytes: a call whose texts are escaped in JSON, in base64.
 pub(crate) const IMPORT_BYTES: usize = CALL_BYTES as usize * 2 / 3 * 4 + 64 * 1024;
-/// Maximum age of a page of calls, and maximum difference of clocks.
-const PAGE_AGE: Duration = Duration::from_secs(5 * 60);
 const SEALED: &[u8] = b"rap: calls of a session that moves";
 /// Number of times that a page is sent to a destination that is overloaded, and the pause before each further time.
 const PAGE_TRIES: u32 = 10;
 const PAGE_PAUSE: Duration = Duration::from_secs(1);
+/// Maximum length of the reason of a destination that refuses state, in bytes.
+const REASON_BYTES: usize = 300;
 /// Reason why state of an unknown caller is refused.
 pub(super) const WITHOUT_CALLER: &str = "this server has several callers, and none of them is known by the same token or \
                                          name as at the other server";
@@ -80,7 +86,8 @@ pub(crate) enum Migrated {
     Done,
     /// Too many sessions are being moved.
     Busy,
-    Failed,
+    /// The session goes on here. The text says why.
+    Failed(String),
 }
 
 /// Reason why calls from another server are refused.
@@ -89,6 +96,13 @@ pub(crate) enum ArrivalRefused {
     Invalid(&'static str),
     /// The journal cannot be written.
     Unavailable,
+}
+
+impl ArrivalRefused {
+    pub(crate) const NO_KEY: ArrivalRefused = ArrivalRefused::Invalid(
+        "the state was not encrypted with the migration key of this server, or the clocks of the servers differ by more \
+         than five minutes",
+    );
 }
 
 /// The hook, the key that this server shares with others, and slots.
@@ -108,13 +122,15 @@ impl Migrations {
 #[derive(Serialize, Deserialize)]
 struct Page {
     at: Timestamp,
+    /// Identifies the server that sends it.
+    from: String,
     session: ThreadId,
     /// Identifies the caller to a server that knows it; see `Callers::label`.
     caller: Option<String>,
-    /// Calls that have arrived before are dropped.
-    first: bool,
     /// Random id of the transfer, to which the pages of files belong; see `files.rs`.
     transfer: String,
+    /// Number of this page among the pages of calls. The first one begins the transfer.
+    number: u64,
     calls: Vec<MovedCall>,
 }
 
@@ -133,6 +149,9 @@ impl Engine {
         let destination = migration.destination.clone();
         // The author's code runs inside the future, where a panic is caught.
         let moved = AssertUnwindSafe(async {
+            if key.is_some() {
+                self.finish_calls(caller, &request.session_id).await?;
+            }
             if let Some(hook) = hook {
                 hook(migration).await?;
             }
@@ -142,13 +161,68 @@ impl Engine {
             }
         });
         let session = &request.session_id;
-        match tokio::time::timeout(MIGRATE_WITHIN, moved.catch_unwind()).await {
+        let why = match tokio::time::timeout(MIGRATE_WITHIN, moved.catch_unwind()).await {
             Ok(Ok(Ok(()))) => return Migrated::Done,
-            Ok(Ok(Err(error))) => tracing::warn!(?session, ?error, "the state of a session was not moved"),
-            Ok(Err(_)) => tracing::error!(?session, "the hook that moves the state of a session panicked"),
-            Err(_) => tracing::warn!(?session, "the state of a session was not moved in time"),
+            Ok(Ok(Err(error))) => {
+                tracing::warn!(?session, ?error, "the state of a session was not moved");
+                error.for_model()
+            }
+            Ok(Err(_)) => {
+                tracing::error!(?session, "the hook that moves the state of a session panicked");
+                "the hook that moves it panicked".into()
+            }
+            Err(_) => {
+                tracing::warn!(?session, "the state of a session was not moved in time");
+                format!(
+                    "that took longer than {} seconds: it is too large, or the other server is too slow",
+                    MIGRATE_WITHIN.as_secs()
+                )
+            }
+        };
+        Migrated::Failed(Arc::clone(&self.scrubber).scrub(why).await)
+    }
+
+    /// Waits until no call of a session is running whose handler cannot run again at the destination. Its result, and what
+    /// it writes into files, would be lost there. Calls have as long to finish as when the server is shut down.
+    async fn finish_calls(self: &Arc<Self>, caller: &Caller, session: &ThreadId) -> Result<(), Error> {
+        let (end, mut after) = (tokio::time::Instant::now() + self.limits.stop_within, 0);
+        loop {
+            let (owner, id) = (caller.clone(), session.clone());
+            let read =
+                move |_: &Engine, db: &rusqlite::Connection| moving::running_calls(db, &owner, &id, after);
+            let page = self.write_for(caller, read).await;
+            let page = page.ok_or_else(|| Error::new("the journal cannot be read"))?;
+            let is_lost = |call: &&RunningCall| self.on_restart(&call.operation) == OnRestart::Fail;
+            match (page.calls.iter().find(is_lost), page.next) {
+                (Some(call), _) => {
+                    let ended = async {
+                        self.run_over(call.seq).await;
+                        tokio::time::sleep(RUN_PAUSE).await;
+                    };
+                    let still_running = |_| {
+                        Error::new(format!(
+                            "call {} of {} is still running, and what it does cannot move: wait for its end, or cancel it",
+                            call.id.as_str(),
+                            call.operation
+                        ))
+                    };
+                    tokio::time::timeout_at(end, ended).await.map_err(still_running)?;
+                }
+                (None, Some(next)) => after = next,
+                (None, None) => return Ok(()),
+            }
         }
-        Migrated::Failed
+    }
+
+    /// Resolves when a handler has ended.
+    async fn run_over(&self, call: CallSeq) {
+        loop {
+            let ended = self.run_ended.notified();
+            if !lock(&self.runs).contains_key(&call) {
+                return;
+            }
+            ended.await;
+        }
     }
 
     /// Copies the calls of a session, and the directories of its threads, to another server.
@@ -163,11 +237,11 @@ impl Engine {
         if base == self.public_url {
             return Ok(());
         }
-        let url = CallbackUrl::new(format!("{base}{IMPORT_PATH}"))
-            .map_err(|error| Error::new(error.to_string()))?;
-        self.callback_rules.check(&url.to_url()).map_err(|error| Error::new(error.to_string()))?;
+        if destination.query().is_some() || destination.fragment().is_some() {
+            return Err(Error::new("the URL of the destination must have no query and no fragment"));
+        }
         let (label, transfer) = (self.callers.label(caller, key), random_id());
-        let (mut after, mut first, mut count): (CallSeq, bool, usize) = (0, true, 0);
+        let (mut after, mut number, mut count): (CallSeq, u64, usize) = (0, 0, 0);
         loop {
             let (owner, id) = (caller.clone(), session.clone());
             let read = move |engine: &Engine, db: &rusqlite::Connection| {
@@ -179,30 +253,52 @@ impl Engine {
                 let why = format!("the call {id} has more than {CALL_BYTES} bytes; let it end first");
                 return Err(Error::new(why));
             }
+            // An invocation that was on its way when the runtime stopped the session.
+            let is_lost =
+                |call: &MovedCall| call.is_running() && self.on_restart(&call.operation) == OnRestart::Fail;
+            if page.calls.iter().any(is_lost) {
+                return Err(Error::new("a call began while the session was being moved; try again"));
+            }
             count += page.calls.len();
-            if first || !page.calls.is_empty() {
-                let (session, caller, transfer) = (session.clone(), label.clone(), transfer.clone());
-                let page = Page { at: self.now(), session, caller, first, transfer, calls: page.calls };
-                self.send_sealed(key, url.clone(), &page, SEALED).await?;
-                first = false;
+            if number == 0 || !page.calls.is_empty() {
+                let page = Page {
+                    at: self.now(),
+                    from: self.server_id(key),
+                    session: session.clone(),
+                    caller: label.clone(),
+                    transfer: transfer.clone(),
+                    number,
+                    calls: page.calls,
+                };
+                self.send_sealed(key, (base, IMPORT_PATH), &page, SEALED).await?;
+                number += 1;
             }
             match page.next {
                 Some(next) => after = next,
                 None => break,
             }
         }
-        tracing::info!(?session, calls = count, to = %url, "the calls of a session were copied to another server");
+        tracing::info!(
+            ?session,
+            calls = count,
+            to = base,
+            "the calls of a session were copied to another server"
+        );
         self.move_files(key, caller, session, &transfer, base).await
     }
 
-    /// Sends a page of state, encrypted with the migration key.
+    /// Sends a page of state, encrypted with the migration key, to a path of the destination.
     pub(super) async fn send_sealed(
         &self,
         key: &Key,
-        url: CallbackUrl,
+        (base, path): (&str, &'static str),
         page: &impl Serialize,
         purpose: &'static [u8],
     ) -> Result<(), Error> {
+        let url = CallbackUrl::new(format!("{base}{path}"));
+        let url = url.map_err(|error| Error::new(error.to_string()))?;
+        self.callback_rules.check(&url.to_url()).map_err(|error| Error::new(error.to_string()))?;
+        let sender = key.clone();
         let plain = serde_json::to_vec(page).map_err(|error| Error::new(error.to_string()))?;
         let key = key.clone();
         let seal = move || {
@@ -214,20 +310,27 @@ impl Engine {
             return Err(Error::new("a call is too large to be moved; let it end first"));
         }
         for attempt in 1.. {
-            let reply = self.outgoing.post(url.clone(), &[], body.clone()).await;
+            let headers = [(PROOF, proof(&sender, path, self.now()))];
+            let reply = self.outgoing.post(url.clone(), &headers, body.clone()).await;
             let reply =
                 reply.map_err(|error| Error::new(format!("the destination does not answer: {error}")))?;
             match reply.status {
                 200 => break,
                 503 if attempt < PAGE_TRIES => tokio::time::sleep(PAGE_PAUSE).await,
                 status => {
-                    let why = String::from_utf8_lossy(&reply.body);
-                    let why = rap_protocol::visible::text(&why);
-                    return Err(Error::new(format!("the destination answered {status}: {why}")));
+                    let text = String::from_utf8_lossy(&reply.body);
+                    tracing::warn!(%url, status, answer = %rap_protocol::visible::text(&text), "state was refused");
+                    let why = refusal_of(&reply.body);
+                    return Err(Error::new(format!("the destination answered {status}{why}")));
                 }
             }
         }
         Ok(())
+    }
+
+    /// Returns true if the sender of a request knows the migration key.
+    pub(crate) fn is_sender(&self, path: &str, headers: &HeaderMap) -> bool {
+        self.migrations.key.as_ref().is_some_and(|key| is_proven(key, path, headers, self.now()))
     }
 
     /// Opens a page of state that another server has sent.
@@ -244,15 +347,18 @@ impl Engine {
             Some((serde_json::from_slice::<T>(&plain).ok()?, key))
         };
         let opened = hash(usize::MAX, open).await;
-        opened.ok_or(ArrivalRefused::Invalid(
-            "the state was not encrypted with the migration key of this server",
-        ))
+        opened.ok_or(ArrivalRefused::NO_KEY)
+    }
+
+    /// Returns a text that identifies this server to those with the same migration key.
+    fn server_id(&self, key: &Key) -> String {
+        let own = self.journal.key.mac(&[b"server"]);
+        BASE64_STANDARD.encode(&key.mac(&[b"server", &own])[..16])
     }
 
     /// Refuses a page that was sent long ago.
     pub(super) fn check_age(&self, at: Timestamp) -> Result<(), ArrivalRefused> {
-        let now = self.now();
-        if now.since(at).max(at.since(now)) > PAGE_AGE {
+        if !is_recent(at, self.now()) {
             return Err(ArrivalRefused::Invalid(
                 "the state was sent more than five minutes ago, or the clocks of the servers differ",
             ));
@@ -275,6 +381,9 @@ impl Engine {
         let (page, key) = self.open_sealed::<Page>(body, SEALED).await?;
         let page = Arc::new(page);
         self.check_age(page.at)?;
+        if page.from == self.server_id(&key) {
+            return Err(ArrivalRefused::Invalid("this server has sent the state itself"));
+        }
         let caller = self.callers.with_label(page.caller.as_deref(), &key);
         let caller = caller.ok_or(ArrivalRefused::Invalid(WITHOUT_CALLER))?;
         let are_valid = hash(usize::MAX, {
@@ -289,16 +398,16 @@ impl Engine {
             ));
         }
         let now = self.now();
-        if page.first {
-            self.begin_files(&caller, &page.session, &page.transfer).await?;
-        }
+        let session = self.thread(&caller, &page.session).key().to_owned();
+        let turn = self.next_calls(session, (&page.transfer, page.number), page.at).await?;
         let store = move |engine: &Engine, db: &rusqlite::Connection| {
-            if page.first {
+            if page.number == 0 {
                 engine.journal.begin_arrival(db, &caller, &page.session)?;
             }
             engine.journal.add_arrivals(db, (&caller, &page.session), &page.calls, now)
         };
-        self.write(store).await.ok_or(ArrivalRefused::Unavailable)
+        self.write(store).await.ok_or(ArrivalRefused::Unavailable)?;
+        turn.finish().await.map_err(unwritable)
     }
 
     /// Puts the files and calls of a session that has arrived into use, if the thread belongs to one. The caller has the
@@ -338,5 +447,26 @@ impl Engine {
         }
         self.due.notify_one();
         Ok(())
+    }
+}
+
+/// Returns the reason that a tool server gives for refusing state. The answer of anything else is not told: the caller chose
+/// the URL, and must not learn what other services answer to this server.
+fn refusal_of(answer: &[u8]) -> String {
+    #[derive(Deserialize)]
+    struct Answer {
+        error: Reason,
+    }
+    #[derive(Deserialize)]
+    struct Reason {
+        code: String,
+        message: String,
+    }
+    let is_known = |code: &str| matches!(code, "not_accepted" | "not_found" | "overloaded" | "unavailable");
+    match serde_json::from_slice::<Answer>(answer) {
+        Ok(Answer { error }) if is_known(&error.code) && error.message.len() <= REASON_BYTES => {
+            format!(": {}", rap_protocol::visible::text(&error.message))
+        }
+        _ => String::new(),
     }
 }

@@ -1,4 +1,5 @@
-//! Signing in to the page. A browser sends a client token once and gets a cookie instead, which no script can read.
+//! Signing in to the web interface. A browser sends a client token once and gets a cookie instead, which no script can
+//! read.
 //!
 //! The cookie contains the digest of the token and an expiry time, encrypted, so that it ends with the token and reveals
 //! nothing about it. Browsers send cookies of one port to all ports of a machine and do not count another port as another
@@ -15,7 +16,7 @@ use axum::http::{HeaderMap, HeaderValue, Method, StatusCode, header};
 use axum::response::{IntoResponse, Response};
 use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
-use rap_api::{Session, SignIn};
+use rap_api::{SignIn, SignInState};
 use rap_protocol::Timestamp;
 
 use super::ErrorResponse;
@@ -34,8 +35,9 @@ const PURPOSE: &[u8] = b"session of the page";
 const VALUE_CHARS: usize = 200;
 const DIGEST_BYTES: usize = 32;
 
-/// Describes the client to the page. It is never refused, so that the page can ask before its first request.
-pub(super) async fn get(State(engine): State<Arc<Engine>>, headers: HeaderMap) -> Json<Session> {
+/// Describes the client to the web interface. It is never refused, so that the interface can ask before its first
+/// request.
+pub(super) async fn get(State(engine): State<Arc<Engine>>, headers: HeaderMap) -> Json<SignInState> {
     let principal = Principal::of(&engine, &Method::GET, &headers).await;
     Json(describe(&engine, principal.ok().as_ref()))
 }
@@ -52,13 +54,13 @@ pub(super) async fn sign_in(
     let digest = TokenDigest::of(token);
     let Some(principal) = Principal::with_token(&engine, token).await? else {
         let problem = "This token is wrong or was revoked. Check it, or ask for another one.";
-        let answer = Session { problem: Some(problem.into()), ..describe(&engine, None) };
+        let answer = SignInState { problem: Some(problem.into()), ..describe(&engine, None) };
         return Ok(Json(answer).into_response());
     };
     let expires = engine.now().plus(LIFETIME);
     let plain = [digest.as_bytes().as_slice(), &expires.0.to_be_bytes()].concat();
     let value = BASE64_URL_SAFE_NO_PAD.encode(engine.secrets.seal(&plain, PURPOSE));
-    tracing::info!(target: "rap::audit", scope = %principal.scope, "a person signed in to the page");
+    tracing::info!(target: "rap::audit", scope = %principal.scope, "a person signed in to the web interface");
     let cookie = set_cookie(&headers, &value, LIFETIME);
     Ok(([(header::SET_COOKIE, cookie)], Json(describe(&engine, Some(&principal)))).into_response())
 }
@@ -72,9 +74,9 @@ pub(super) async fn sign_out(
     Ok(([(header::SET_COOKIE, cookie)], Json(describe(&engine, None))).into_response())
 }
 
-fn describe(engine: &Engine, principal: Option<&Principal>) -> Session {
+fn describe(engine: &Engine, principal: Option<&Principal>) -> SignInState {
     let agents = engine.settings.agents.iter().map(|agent| agent.name.clone());
-    Session {
+    SignInState {
         needs_token: !engine.settings.tokens.is_empty(),
         signed_in: principal.is_some(),
         scope: principal.map(|principal| principal.scope),
@@ -111,8 +113,7 @@ pub(super) fn require_own_origin(
     let foreign_site = site.is_some_and(|site| site != b"same-origin" && site != b"none");
     let unnamed = !method.is_safe() && !headers.contains_key(header::ORIGIN);
     if foreign_site || unnamed || !is_own_origin(&engine.settings, headers) {
-        let message =
-            "requests with the cookie of the page have to come from the page; programs send a token instead";
+        let message = "requests with the cookie of the web interface have to come from it; programs send a token instead";
         return Err(ErrorResponse::new(StatusCode::FORBIDDEN, "foreign_origin", message));
     }
     Ok(())

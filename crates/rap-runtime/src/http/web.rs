@@ -1,4 +1,4 @@
-//! Serves the files of the web page. They contain no data: the page reads everything through the client API.
+//! Serves the files of the web interface. They contain no data: the interface reads everything through the client API.
 
 use std::sync::Arc;
 
@@ -11,10 +11,10 @@ use base64::Engine as _;
 use base64::prelude::BASE64_URL_SAFE_NO_PAD;
 use sha2::{Digest, Sha256};
 
-use crate::Page;
+use crate::WebAssets;
 use crate::engine::Engine;
 
-/// Addresses of the page. Each survives a reload, because the document is served at all of them.
+/// Addresses of the web interface. Each survives a reload, because the document is served at all of them.
 const ADDRESSES: &[&str] = &[
     "/",
     "/threads",
@@ -43,8 +43,8 @@ const HEADERS: [(HeaderName, &str); 6] = [
     (header::CACHE_CONTROL, "no-cache"),
 ];
 
-/// Returns the routes of the page.
-pub(super) fn router(page: Page) -> Router<Arc<Engine>> {
+/// Returns the routes of the web interface.
+pub(super) fn router(page: WebAssets) -> Router<Arc<Engine>> {
     let document = File::new("text/html; charset=utf-8", page.document);
     let router = ADDRESSES.iter().fold(Router::new(), |router, address| {
         let document = document.clone();

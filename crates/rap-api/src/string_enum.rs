@@ -1,7 +1,7 @@
-//! Enums that are a single word in JSON.
+//! Enums that are strings in JSON.
 
-/// Defines an enum whose variants are words in JSON. A last variant, `Unknown`, stands for the words of newer versions.
-macro_rules! words {
+/// Defines an enum whose variants are strings in JSON. A last variant, `Unknown`, stands for the strings of newer versions.
+macro_rules! string_enum {
     (
         $(#[$about:meta])*
         $name:ident { $($(#[$doc:meta])* $variant:ident = $word:literal,)* }
@@ -15,7 +15,7 @@ macro_rules! words {
                 #[cfg_attr(feature = "clap", value(alias = $word))]
                 $variant,
             )*
-            /// A word of a newer version. It is only read, never written.
+            /// A string of a newer version. It is only read, never written.
             #[cfg_attr(feature = "clap", value(skip))]
             Unknown,
         }
@@ -24,7 +24,7 @@ macro_rules! words {
             /// All variants but `Unknown`.
             pub const ALL: [$name; [$($word),*].len()] = [$($name::$variant),*];
 
-            /// Returns the word in JSON.
+            /// Returns the string in JSON.
             pub fn as_str(self) -> &'static str {
                 match self {
                     $($name::$variant => $word,)*
@@ -77,4 +77,4 @@ macro_rules! words {
     };
 }
 
-pub(crate) use words;
+pub(crate) use string_enum;

@@ -1,10 +1,10 @@
-//! Files of the web page, which are part of the binary. They are plain modules, served as they are in `web/`.
+//! Files of the web interface, which are part of the binary. They are plain modules, served as they are in `web/`.
 
-use rap_runtime::{Page, PageAsset};
+use rap_runtime::{WebAsset, WebAssets};
 
 macro_rules! assets {
     ($($name:literal as $media_type:literal,)*) => {
-        &[$(PageAsset {
+        &[$(WebAsset {
             name: $name,
             media_type: $media_type,
             content: include_bytes!(concat!("../web/", $name)),
@@ -12,8 +12,8 @@ macro_rules! assets {
     };
 }
 
-/// The page that `rap serve` serves.
-pub(crate) const PAGE: Page = Page {
+/// Web interface that `rap serve` serves.
+pub(crate) const ASSETS: WebAssets = WebAssets {
     document: include_bytes!("../web/index.html"),
     assets: assets! {
         "api.js" as "text/javascript; charset=utf-8",

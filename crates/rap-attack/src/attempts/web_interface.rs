@@ -1,4 +1,4 @@
-//! The page: signing in, and its cookie.
+//! The web interface: signing in, and its cookie.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -9,7 +9,7 @@ use crate::attempt::{Attempt, Tries, attempt};
 use crate::stage::{ATTACKER, BYSTANDER, Stage};
 use crate::wire::{self, JSON};
 
-const TOPIC: &str = "page";
+const TOPIC: &str = "web";
 
 pub(super) fn all() -> Vec<Attempt> {
     vec![
@@ -93,7 +93,7 @@ async fn requests(stage: Arc<Stage>) -> Tries {
                 );
             }
         }
-        // A browser does not name the origin of the page's own reads.
+        // A browser does not name the origin of the interface's own reads.
         if headers.len() > 1 {
             let status = send(&stage, "GET", "/v1/threads", &headers, "").await;
             tries.add(format!("GET with {headers:?} was answered {status}"), wire::is_success(status));

@@ -1,4 +1,4 @@
-//! Sign-in of the page.
+//! Sign-in to the web interface.
 
 #[cfg(feature = "schema")]
 use schemars::JsonSchema;
@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::TokenScope;
 
-/// Request to sign in to the page. `Debug` does not print the token.
+/// Request to sign in to the web interface. `Debug` does not print the token.
 #[derive(Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
 #[serde(deny_unknown_fields)]
@@ -21,10 +21,10 @@ impl std::fmt::Debug for SignIn {
     }
 }
 
-/// The person at the page.
+/// The person who uses the web interface.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[cfg_attr(feature = "schema", derive(JsonSchema))]
-pub struct Session {
+pub struct SignInState {
     /// True if the runtime has tokens, so that people have to sign in.
     pub needs_token: bool,
     /// True if the requests of this browser are accepted.

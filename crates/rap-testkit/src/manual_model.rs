@@ -4,30 +4,31 @@ use std::io::{BufRead, BufReader, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::sync::mpsc;
 
-use rap_testkit::PATIENCE;
 use serde_json::{Value, json};
 
-pub struct ModelServer {
+use crate::PATIENCE;
+
+pub struct ManualModel {
     address: String,
-    asked: mpsc::Receiver<TcpStream>,
+    requests: mpsc::Receiver<TcpStream>,
 }
 
 /// An answer in progress.
 pub struct Answer(TcpStream);
 
-impl ModelServer {
-    pub fn start() -> ModelServer {
+impl ManualModel {
+    pub fn start() -> ManualModel {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap().to_string();
-        let (sender, asked) = mpsc::channel();
+        let (sender, requests) = mpsc::channel();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                if sender.send(question(stream.unwrap())).is_err() {
+                if sender.send(read_request(stream.unwrap())).is_err() {
                     return;
                 }
             }
         });
-        ModelServer { address, asked }
+        ManualModel { address, requests }
     }
 
     /// Lines for `[model]` in the configuration.
@@ -37,7 +38,7 @@ impl ModelServer {
 
     /// The answer to the next model request.
     pub fn next_answer(&self) -> Answer {
-        let mut stream = self.asked.recv_timeout(PATIENCE).expect("the model is asked");
+        let mut stream = self.requests.recv_timeout(PATIENCE).expect("the model is asked");
         let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
         stream.write_all(head.as_bytes()).unwrap();
         Answer(stream)
@@ -45,7 +46,7 @@ impl ModelServer {
 }
 
 /// Reads a model request to its end.
-fn question(stream: TcpStream) -> TcpStream {
+fn read_request(stream: TcpStream) -> TcpStream {
     let mut reader = BufReader::new(&stream);
     let mut length = 0;
     loop {
