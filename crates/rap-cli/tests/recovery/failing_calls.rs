@@ -1,4 +1,4 @@
-//! System calls that fail: the n-th write to the disk, sync or read of it returns an error, again and again. Afterwards
+//! System calls that fail: the n-th write to the disk or sync of it returns an error, again and again. Afterwards
 //! everything that was acknowledged is there, and everything else is there as a whole or not at all.
 
 use std::process::Command;
@@ -95,10 +95,4 @@ async fn writes_to_a_full_disk_lose_nothing_that_was_acknowledged() {
 #[tokio::test(flavor = "multi_thread")]
 async fn syncs_that_fail_lose_nothing_that_was_acknowledged() {
     survive("fsync,fdatasync", "EIO").await;
-}
-
-/// A read that fails is no damage: no thread is set aside.
-#[tokio::test(flavor = "multi_thread")]
-async fn reads_that_fail_lose_nothing_that_was_acknowledged() {
-    survive("pread64", "EIO").await;
 }

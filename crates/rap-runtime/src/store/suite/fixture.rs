@@ -154,11 +154,14 @@ impl Fixture {
         self.send(to(thread, input)).await
     }
 
-    /// Applies many inputs in one call. Fails if one of them is refused.
+    /// Applies many inputs in few calls, because the queue of a sender is bounded. Fails if one of them is refused.
     pub(crate) async fn send_inputs(&self, inputs: Vec<(&str, Input)>) {
-        let messages = inputs.into_iter().map(|(thread, input)| to(thread, input)).collect();
-        for result in self.apply(messages).await {
-            result.unwrap();
+        const AT_ONCE: usize = 1000;
+        let mut messages = inputs.into_iter().map(|(thread, input)| to(thread, input)).peekable();
+        while messages.peek().is_some() {
+            for result in self.apply(messages.by_ref().take(AT_ONCE).collect()).await {
+                result.unwrap();
+            }
         }
     }
 
