@@ -193,7 +193,7 @@ async fn run_actions(
         state.chaos_over = true;
         state.note(|| "chaos is over".into());
         // No pause becomes longer than its kind ever is, so all threads become idle within the same time.
-        state.change_clock();
+        state.change_clock_at_end();
         state.now()
     };
     let mut idle_rounds = 0;

@@ -217,8 +217,21 @@ impl State {
     /// Sets the clock back with a probability of this run.
     pub(super) fn change_clock(&mut self) {
         let likely = self.chances.set_back;
-        if self.behind.len() <= MAX_SET_BACK && self.rng.below(1_000) < likely {
+        if self.rng.below(1_000) < likely {
             let seconds = [2, 30, 600, 7_200, 86_400][self.rng.below(5)];
+            self.set_clock_back(seconds);
+        }
+    }
+
+    /// In a run in which the clock is set back, sets it back once more by a day. No process follows that could notice it.
+    pub(super) fn change_clock_at_end(&mut self) {
+        if self.chances.set_back > 0 {
+            self.set_clock_back(86_400);
+        }
+    }
+
+    fn set_clock_back(&mut self, seconds: u64) {
+        if self.behind.len() <= MAX_SET_BACK {
             let behind = self.behind.last().copied().unwrap_or_default();
             self.behind.push(behind + Duration::from_secs(seconds));
             self.fairness.forget_failures();
