@@ -39,11 +39,12 @@ const FILE_LIMIT_DIVISOR: u64 = 2;
 /// Maximum size of the head of a request, and of the part of an answer that is buffered for a reader that does not
 /// read, in bytes.
 const BUFFER_BYTES: usize = 64 * 1024;
-/// Maximum number of connections that wait to be accepted, unless the system allows fewer. The system drops further ones, and
-/// their clients wait a second or more until they try again, so a burst of one client would slow down others.
+/// Maximum number of connections that wait to be accepted, unless the system allows fewer. The system drops further
+/// ones, and their clients wait a second or more until they try again, so a burst of one client would slow down others.
 const BACKLOG: u32 = 4096;
-/// Maximum number of connections for each processor that were accepted and that nothing was done for yet. Further ones wait in
-/// the backlog, where they cost nothing, so that requests in progress do not have to wait for all of them at each step.
+/// Maximum number of connections for each processor that were accepted and that nothing was done for yet. Further ones
+/// wait in the backlog, where they cost nothing, so that requests in progress do not have to wait for all of them at
+/// each step.
 const NEW_PER_PROCESSOR: usize = 8;
 /// Answer to a connection that cannot be admitted.
 const REFUSAL: &[u8] =

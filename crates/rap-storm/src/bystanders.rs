@@ -1,5 +1,5 @@
-//! Clients that use a runtime while others overload it: one with an open connection, as the client of `rap-api` has, and one with a
-//! new connection for each request.
+//! Clients that use a runtime while others overload it: one with an open connection, as the client of `rap-api` has,
+//! and one with a new connection for each request.
 
 use std::fmt::{self, Display, Formatter};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -57,7 +57,8 @@ pub(crate) async fn begin_threads(url: &str, token: &str, name: &str, over: &Ato
     Waits { open: open.0, new: new.0, violations: [open.1, new.1].concat() }
 }
 
-/// Repeats an attempt with an id of its own until it succeeds, one after the other. Returns the times, sorted, and violations.
+/// Repeats an attempt with an id of its own until it succeeds, one after the other. Returns the times, sorted, and
+/// violations.
 async fn one_after_the_other(
     name: &str,
     over: &AtomicBool,

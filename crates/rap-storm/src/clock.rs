@@ -1,5 +1,5 @@
-//! A wall clock that jumps, for one server. The library libfaketime, which is loaded into its process, adds the offset in a file
-//! to the time. The monotonic clock never jumps, as on a real machine.
+//! A wall clock that jumps, for one server. The library libfaketime, which is loaded into its process, adds the offset
+//! in a file to the time. The monotonic clock never jumps, as on a real machine.
 
 use std::fs;
 use std::path::{Path, PathBuf};

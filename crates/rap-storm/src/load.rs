@@ -1,9 +1,9 @@
-//! `storm --load N`: ten times the load that a runtime can carry, N connections that say or read nothing, a tool server that never
-//! answers, one that floods with events, and a model that hangs. Memory stays below a bound, refusals come soon, other
-//! clients are served, and in the end everything that was accepted is there.
+//! `storm --load N`: ten times the load that a runtime can carry, N connections that say or read nothing, a tool server
+//! that never answers, one that floods with events, and a model that hangs. Memory stays below a bound, refusals come
+//! soon, other clients are served, and in the end everything that was accepted is there.
 //!
-//! The load comes from the same machine. Its threads have the lowest priority, so that it does not take the processors from the
-//! runtime and the other clients, as a load from other machines would not either.
+//! The load comes from the same machine. Its threads have the lowest priority, so that it does not take the processors
+//! from the runtime and the other clients, as a load from other machines would not either.
 
 use std::collections::HashSet;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -305,8 +305,8 @@ async fn open_connections(url: &str, count: usize) -> Vec<TcpStream> {
     open
 }
 
-/// Sends messages with the token of the load, one after the other, until the flag is set. Returns how long each refusal took, sorted.
-/// The load itself cannot measure that, because it waits for processors.
+/// Sends messages with the token of the load, one after the other, until the flag is set. Returns how long each refusal
+/// took, sorted. The load itself cannot measure that, because it waits for processors.
 async fn refusals(url: &str, over: &AtomicBool) -> Vec<Duration> {
     let (mut times, mut number) = (Vec::new(), 0);
     while !over.load(Ordering::SeqCst) {

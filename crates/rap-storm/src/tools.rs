@@ -14,8 +14,8 @@ use rap_tool::{Limits, schemars};
 const ROLE: &str = "tool-server";
 /// Variable with the path of the file that lists the starts of handlers.
 const STARTS: &str = "STORM_STARTS";
-/// Longest pause between attempts to deliver a callback. By default it is as long as the time in which everything has to become quiet
-/// after the last fault.
+/// Longest pause between attempts to deliver a callback. By default it is as long as the time in which everything has
+/// to become quiet after the last fault.
 const LONGEST_PAUSE: Duration = Duration::from_secs(20);
 
 /// Works for a time and returns its mark.

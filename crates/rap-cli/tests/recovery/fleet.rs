@@ -349,8 +349,8 @@ async fn a_node_whose_connections_stall_is_replaced_and_does_no_harm_when_they_g
 /// Longest time that stopping may take when the database does not answer. A service manager kills after 30 seconds or more.
 const STOP_WITHIN: Duration = Duration::from_secs(12);
 
-/// Everything that a stopping node would like to write waits for a database that does not answer: a message, the result of a call, an
-/// accepted invocation and the end of the lease.
+/// Everything that a stopping node would like to write waits for a database that does not answer: a message, the result
+/// of a call, an accepted invocation and the end of the lease.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_node_stops_in_time_although_its_database_does_not_answer() {
     let (database, tools) = (Server::shared().database(), Tools::start().await);

@@ -429,7 +429,8 @@ impl Engine {
         }
     }
 
-    /// Makes messages due that wait for a retry in the far future, which is a pause that began before the clock was set back.
+    /// Makes messages due that wait for a retry in the far future, which is a pause that began before the clock was set
+    /// back.
     async fn end_pauses_longer_than(self: &Arc<Self>, longest: Duration) {
         let now = self.now();
         let end =

@@ -243,7 +243,8 @@ impl Inline {
         fault: impl Fn() -> CommitFault + Send + Sync + 'static,
         observer: impl Fn(Vec<Observed>) + Send + Sync + 'static,
     ) -> Inline {
-        // It does the work of all connections. Without room for their statements, a fifth of the time is spent on preparing them.
+        // It does the work of all connections. Without room for their statements, a fifth of the time is spent on
+        // preparing them.
         conn.set_prepared_statement_cache_capacity(512);
         Inline {
             conn: Arc::new(Mutex::new(conn)),
