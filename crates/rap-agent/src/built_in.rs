@@ -28,8 +28,8 @@ impl StepBuilder<'_> {
             BuiltIn::ReportToParent { report } => self.report(report),
             BuiltIn::CloseThread { report } => self.announce_closing(report),
             BuiltIn::SendMessageToChild { thread_id, message } => self.message_child(&thread_id, message),
-            BuiltIn::Sleep { until } if until <= self.now => texts::SLEEP_OVER.into(),
-            BuiltIn::Sleep { until } => return self.sleep(call, answer, Some(until)),
+            BuiltIn::Sleep { duration } => return self.sleep_until(call, answer, self.now.plus(duration)),
+            BuiltIn::SleepUntil { until } => return self.sleep_until(call, answer, until),
             BuiltIn::Wait => return self.sleep(call, answer, None),
             BuiltIn::Schedule { next, confirmation } => {
                 self.schedule(call.clone(), answer, next, confirmation)
@@ -125,6 +125,13 @@ impl StepBuilder<'_> {
         };
         self.send(to, ThreadMessage::Text { text, external_input_at: self.head.external_input_at });
         "the message was sent".into()
+    }
+
+    fn sleep_until(&mut self, call: CallEntry, answer: &AnswerCalls, until: Timestamp) {
+        if until <= self.now {
+            return self.append(Item::runtime_result(call.id, texts::SLEEP_OVER));
+        }
+        self.sleep(call, answer, Some(until));
     }
 
     fn sleep(&mut self, call: CallEntry, answer: &AnswerCalls, until: Option<Timestamp>) {

@@ -2,6 +2,8 @@
 //!
 //! An input describes only what happened. Stored state that a step needs besides the head is in [`crate::Facts`].
 
+use std::time::Duration;
+
 use rap_api::{CONTENT_ITEMS, IMAGE_BYTES, IMAGE_TYPES, OnBusy};
 use rap_protocol::{AuthUrl, Body, CallId, Content, EventId, ResponseUrl, Segment, ThreadId, Timestamp};
 use serde::{Deserialize, Serialize};
@@ -328,8 +330,13 @@ pub enum BuiltIn {
         /// Text of the message.
         message: String,
     },
-    /// `sleep {seconds}` and `sleep_until {time, timezone}`.
+    /// `sleep {seconds}`.
     Sleep {
+        /// Time from the step on. The clock may be set back between the plan and the step, and may differ between nodes.
+        duration: Duration,
+    },
+    /// `sleep_until {time, timezone}`.
+    SleepUntil {
         /// Time at which the sleep ends.
         until: Timestamp,
     },

@@ -86,3 +86,18 @@ fn the_grace_period_after_a_refused_callback_is_not_longer_when_the_clock_was_se
         ",
     );
 }
+
+/// The clock is set back after the model's answer was read and before the step. The sleep begins with the step.
+#[test]
+fn a_sleep_takes_its_time_although_the_clock_was_set_back_during_the_answer() {
+    check(
+        "
+        said hi                    -> asking 1; user hi; ask 1
+        clock back 86400s          -> prepared
+        answer: a=sleep_for(50)    -> waiting; assistant [a]; open a
+        timed out a                -> ignored: NotDue
+        after 50s                  -> prepared
+        timed out a                -> asking 2; a: the sleep is over; settle a Returned; ask 2
+        ",
+    );
+}

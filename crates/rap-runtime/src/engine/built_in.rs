@@ -146,11 +146,11 @@ impl ArgumentReader<'_> {
                 thread_id: self.text("thread_id")?,
                 message: self.text("message")?,
             },
-            texts::SLEEP => BuiltIn::Sleep { until: self.now.plus(self.seconds()?) },
+            texts::SLEEP => BuiltIn::Sleep { duration: self.seconds()? },
             texts::SLEEP_UNTIL => {
                 let until = calendar::parse_time(&self.text("time")?, &self.timezone()?)?;
                 self.not_too_long(until.since(self.now))?;
-                BuiltIn::Sleep { until }
+                BuiltIn::SleepUntil { until }
             }
             texts::WAIT => BuiltIn::Wait,
             _ => self.schedule()?,

@@ -18,6 +18,7 @@
 //! `a=sleep(SECOND)`, `a=wait`, `a=schedule(SECOND)`.
 
 use std::sync::atomic::{AtomicI64, Ordering};
+use std::time::Duration;
 
 use rap_agent::{
     Arguments, BuiltIn, Choice, Event, Input, NextTime, Occurrence, OnBusy, Plan, PlannedCall, Server,
@@ -214,7 +215,10 @@ fn built_in(names: &Names, tool: &str, with: &str) -> BuiltIn {
         "message" => {
             BuiltIn::SendMessageToChild { thread_id: names.thread(with).to_string(), message: "psst".into() }
         }
-        "sleep" => BuiltIn::Sleep { until: second(with) },
+        "sleep" => BuiltIn::SleepUntil { until: second(with) },
+        "sleep_for" => {
+            BuiltIn::Sleep { duration: Duration::from_secs(with.parse().expect("a number of seconds")) }
+        }
         "wait" => BuiltIn::Wait,
         "schedule" => BuiltIn::Schedule { next: second(with), confirmation: "scheduled".into() },
         _ => panic!("no such tool: {tool}"),

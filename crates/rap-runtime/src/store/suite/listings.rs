@@ -246,7 +246,7 @@ pub(crate) async fn timers_are_listed_by_time(database: Box<dyn Database>) {
         fixture.create(name, Some("hello")).await;
     }
     fixture.send_input("calls", calls(1, &[SERVER, SERVER])).await.unwrap();
-    let sleep = BuiltIn::Sleep { until: now.plus(seconds(50)) };
+    let sleep = BuiltIn::SleepUntil { until: now.plus(seconds(50)) };
     fixture.send_input("sleeps", built_in(1, vec![sleep, BuiltIn::Wait])).await.unwrap();
     let schedule = BuiltIn::Schedule { next: now.plus(seconds(10)), confirmation: "scheduled".into() };
     fixture.send_input("scheduled", built_in(1, vec![schedule])).await.unwrap();

@@ -300,7 +300,7 @@ pub(crate) async fn an_unreadable_thread_does_not_block_others(database: Box<dyn
         fixture.create(&new, Some("hello")).await;
     }
     fixture.create("sleeps", Some("hello")).await;
-    let sleep = rap_agent::BuiltIn::Sleep { until: START.plus(seconds(1)) };
+    let sleep = rap_agent::BuiltIn::SleepUntil { until: START.plus(seconds(1)) };
     fixture.send_input("sleeps", built_in(1, vec![sleep])).await.unwrap();
     let fixture = fixture.reopen().await;
     let thread = fixture.row("bad").await.thread;

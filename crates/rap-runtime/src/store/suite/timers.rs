@@ -13,7 +13,7 @@ use crate::store::{DuePage, LongestPauses, SessionKey, Timer, WorkKey, WorkKind}
 const ALWAYS: Timestamp = Timestamp(i64::MIN);
 
 fn sleep(seconds: u64) -> BuiltIn {
-    BuiltIn::Sleep { until: START.plus(super::fixture::seconds(seconds)) }
+    BuiltIn::SleepUntil { until: START.plus(super::fixture::seconds(seconds)) }
 }
 
 fn failed(turn: u64) -> Input {

@@ -87,7 +87,7 @@ async fn busy_user(fixture: &Fixture, user: &str) -> Vec<String> {
     fixture.call(&name("calls"), &[SERVER, SERVER]).await;
     let call = fixture.call(&name("subscribes"), &[SERVER]).await.remove(0);
     fixture.send_input(&name("subscribes"), subscribed(&call)).await.unwrap();
-    let sleep = BuiltIn::Sleep { until: fixture.now().plus(seconds(50)) };
+    let sleep = BuiltIn::SleepUntil { until: fixture.now().plus(seconds(50)) };
     fixture.send_input(&name("sleeps"), built_in(1, vec![sleep])).await.unwrap();
     let failed = Input::TurnFailed { turn: 1, why: "no".into(), retry: TurnRetry::Later };
     fixture.send_input(&name("fails"), failed).await.unwrap();

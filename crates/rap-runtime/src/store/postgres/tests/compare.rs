@@ -291,7 +291,7 @@ impl Twins {
             8..=9 => return Plan::Approve { server, prompt: "May I?".into() },
             10 => return Plan::Refuse("Error: no such tool".into()),
             11 if self.threads.len() < 12 => BuiltIn::SpawnThread { instructions: "work".into() },
-            12 => BuiltIn::Sleep { until: now.plus(seconds(40)) },
+            12 => BuiltIn::Sleep { duration: seconds(40) },
             13 => BuiltIn::Wait,
             14 => BuiltIn::Schedule { next: now.plus(seconds(60)), confirmation: "scheduled".into() },
             15 => match head.children().next() {
