@@ -257,6 +257,10 @@ impl Callers {
                 for client in clients {
                     self.add_label("oauth", client.as_bytes(), Caller::named(&key, "oauth", client));
                 }
+                let url = &server.introspection_url;
+                if url.scheme() != "https" && !rap_protocol::url::is_on_loopback(url) {
+                    return Err(ServeError::AuthorizationServer);
+                }
                 let introspection = Introspection::new(server.clone())?;
                 self.oauth.push((introspection, clients.iter().cloned().collect()));
             }

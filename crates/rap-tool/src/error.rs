@@ -125,6 +125,9 @@ pub enum ServeError {
     /// The header or the addresses of [`Auth::ProxyHeader`](crate::Auth::ProxyHeader) are invalid.
     #[error("Auth::ProxyHeader: {0}")]
     Proxies(rap_io::proxy::BadProxies),
+    /// The URL of [`Auth::Oauth`](crate::Auth::Oauth) would send secrets unencrypted over a network.
+    #[error("Auth::Oauth: the introspection URL must begin with https, unless it is on this machine")]
+    AuthorizationServer,
     /// Callers have to show client certificates, but the server does not ask for any.
     #[error("Auth::MutualTls needs .tls(…) with client_ca, or RAP_TOOL_TLS_CLIENT_CA")]
     NoClientCa,

@@ -25,6 +25,7 @@ const TOKEN_BYTES: usize = 256;
 const ANSWER_BYTES: usize = 64 * 1024;
 /// Time for a tool server to answer.
 const WITHIN: Duration = Duration::from_secs(10);
+
 /// Receives a redirect whose `state` names the call.
 pub(super) async fn by_state(
     State(engine): State<Arc<Engine>>,

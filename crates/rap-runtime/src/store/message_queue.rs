@@ -13,6 +13,8 @@ use crate::store::{Client, Error, Message, MessageClass, MessageSender, Receipt,
 
 /// Maximum number of waiting messages of all clients, and of all callbacks. Beyond it, a sender may have one.
 const MAX_EXTERNAL: usize = 4096;
+/// The same with those of senders that have only one, since anybody may begin many threads.
+const MAX_WITH_NEW_SENDERS: usize = 4 * MAX_EXTERNAL;
 /// Maximum number of waiting messages of one sender.
 const MAX_PER_SENDER: usize = 2048;
 /// Maximum number of internal messages that are taken before a waiting external one. Without this limit a flood of
@@ -50,7 +52,7 @@ impl<K> Default for Turns<K> {
 impl<K: Copy + Eq + Hash> Turns<K> {
     fn is_full(&self, sender: K) -> bool {
         let own = self.waiting.get(&sender).map_or(0, VecDeque::len);
-        own >= MAX_PER_SENDER || (own > 0 && self.count >= MAX_EXTERNAL)
+        own >= MAX_PER_SENDER || self.count >= if own > 0 { MAX_EXTERNAL } else { MAX_WITH_NEW_SENDERS }
     }
 
     fn push(&mut self, sender: K, pending: Pending) {

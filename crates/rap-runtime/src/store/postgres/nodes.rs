@@ -52,9 +52,10 @@ pub(super) struct Membership {
     pub(super) lost: HashSet<String>,
 }
 
-/// Condition that a node is alive: its lease is valid. A lease that was renewed after the present time does not count. The
-/// database's clock was set back since, so the lease would last too long.
-pub(super) const IS_ALIVE: &str = "n.lease_until > clock_timestamp() AND n.seen_at <= clock_timestamp()";
+/// Condition that a node is alive: its lease is valid. If the database's clock was set back by more than the duration of a
+/// lease since it was renewed, it does not count, because it would last too long.
+pub(super) const IS_ALIVE: &str =
+    "n.lease_until > clock_timestamp() AND n.seen_at <= clock_timestamp() + (n.lease_until - n.seen_at)";
 
 /// Returns the condition that this node may take a row: no node has claimed it, or this one, or one whose lease has run out.
 pub(super) fn takeable(claim: &str, node: &str) -> String {

@@ -213,9 +213,6 @@ impl Signals {
     /// Waits for signals of other nodes.
     pub(super) async fn receive(&self, connections: &Connections) -> Result<Vec<Signal>, Failure> {
         loop {
-            if self.missed.swap(false, Ordering::Relaxed) {
-                return Ok(vec![Signal::Lost]);
-            }
             let mut signals = match self.read_new(connections).await {
                 Ok(signals) => signals,
                 Err(failure) => {
@@ -224,7 +221,9 @@ impl Signals {
                     return Err(failure);
                 }
             };
-            if self.was_away() {
+            // Only when the database answers again, because each loss makes the node read everything again.
+            let missed = self.missed.swap(false, Ordering::Relaxed);
+            if self.was_away() || missed {
                 signals.insert(0, Signal::Lost);
             }
             signals.dedup_by(|one, before| (&*one, &*before) == (&Signal::Lost, &Signal::Lost));
