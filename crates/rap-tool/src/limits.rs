@@ -54,7 +54,7 @@ pub struct Limits {
     /// Time that a user has to answer [`Call::authorize`](crate::Call::authorize). Default: 1 hour.
     pub authorize_within: Duration,
     /// Retry policy of callbacks. A subscription ends if the runtime has not answered, or has refused every event, for
-    /// `give_up_after`. Default: retries for 72 hours.
+    /// `give_up_after`. Default: retries for 3 days.
     pub delivery: RetryPolicy,
     /// Time that the hook of [`ToolServer::on_close_thread`](crate::ToolServer::on_close_thread) may take. Then it is
     /// dropped, as if it had failed. Default: 30 seconds.
