@@ -11,7 +11,7 @@ use super::statement::{Failure, Statement, get};
 
 /// Makes this node the host of servers that have none, or one whose lease has run out. Rows are locked in the order of their
 /// keys, so that two nodes do not wait for each other.
-fn take() -> String {
+fn take_statement() -> String {
     format!(
         "INSERT INTO tool_hosts AS h (server, node) \
          SELECT s.server, $1 FROM unnest($2::text[]) AS s(server) ORDER BY s.server \
@@ -19,6 +19,7 @@ fn take() -> String {
          (SELECT 1 FROM nodes n WHERE n.no = h.node AND {IS_ALIVE})"
     )
 }
+
 /// Finds the servers whose host is this node.
 const HOSTED: &str = "SELECT server FROM tool_hosts WHERE node = $1 AND server = ANY($2)";
 /// Frees the work of these servers that this node has claimed. Each statement is covered by an index.
@@ -49,7 +50,7 @@ pub(super) async fn join(
     let name = name.to_owned();
     client.execute_typed(inherit, &[(&number.0, Type::INT8), (&name, Type::TEXT)]).await?;
     let started = started.to_vec();
-    client.execute_typed(&take(), &[(&number.0, Type::INT8), (&started, Type::TEXT_ARRAY)]).await?;
+    client.execute_typed(&take_statement(), &[(&number.0, Type::INT8), (&started, Type::TEXT_ARRAY)]).await?;
     let hosted = client.query_typed(HOSTED, &[(&number.0, Type::INT8), (&started, Type::TEXT_ARRAY)]).await?;
     Ok(hosted.iter().map(|row| row.get(0)).collect())
 }
@@ -57,7 +58,7 @@ pub(super) async fn join(
 /// Returns the statements that make a node the host of servers that have none. The rows of the last one are the servers
 /// whose host it is.
 pub(super) fn take(number: NodeNumber, started: &[String]) -> [Statement; 2] {
-    [take(), HOSTED.to_owned()].map(|sql| Statement::new(sql).with(number.0).with(started.to_vec()))
+    [take_statement(), HOSTED.to_owned()].map(|sql| Statement::new(sql).with(number.0).with(started.to_vec()))
 }
 
 /// Reads the rows of [`take`].
