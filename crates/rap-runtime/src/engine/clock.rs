@@ -65,19 +65,12 @@ impl Engine {
     pub(super) async fn run_clock(self: Arc<Self>) {
         let began = (self.now(), Instant::now());
         let mut prune_at = began.1 + PRUNE_EVERY;
-        let mut pauses = PauseCheck { at: began, needed: None };
-        let mut is_first = true;
+        let mut pauses = PauseCheck { at: began, needed: Some(TimerCheck::SetInFuture) };
         loop {
             self.end_long_pauses(&mut pauses).await;
             // Anything that becomes due from now on may be missed by this pass, so it has to wake the clock.
             self.clock_at.store(i64::MAX, Ordering::SeqCst);
             let pause = match self.fire_due(began).await {
-                Ok(_) if is_first => {
-                    // Reads all timers, so those that are due come first.
-                    is_first = false;
-                    pauses.needed.get_or_insert(TimerCheck::SetInFuture);
-                    continue;
-                }
                 Ok(next) => next.map_or(LONGEST_SLEEP, |next| next.since(self.now())),
                 Err(store::Error::Closed) => return,
                 Err(error) => {
