@@ -29,7 +29,7 @@ async fn a_stream_shows_the_children_that_another_node_has_spawned() {
     assert_eq!(listed["threads"][0]["id"], child["thread_id"]);
 }
 
-/// What a node has cached while there were others is not valid when it is the only one.
+/// A node drops what it cached while there were other nodes, when it becomes the only one.
 #[tokio::test(flavor = "multi_thread")]
 async fn a_toolset_that_a_node_has_refreshed_before_it_left_is_used() {
     let (database, tools) = (Server::shared().database(), Tools::start().await);

@@ -419,7 +419,7 @@ async fn state_is_passed_on_only_from_who_knows_the_migration_key() {
     };
     let unknown = send("command:none/import_files", "").await;
     assert_eq!(unknown.0, 404);
-    // Nobody else learns which tool servers there are.
+    // Without the key, the response does not tell which tool servers exist.
     for (path, proof) in [
         ("command:shell/import_files", String::new()),
         ("command:shell/import_calls", proof("/import_files")),
@@ -429,7 +429,7 @@ async fn state_is_passed_on_only_from_who_knows_the_migration_key() {
     ] {
         assert_eq!(send(path, &proof).await, unknown, "{path}");
     }
-    // Nothing of the body is read before.
+    // The key is checked before the body is read.
     let head = "POST /started/command:shell/import_files HTTP/1.1\r\nHost: localhost\r\n";
     let request = format!("{head}Content-Type: application/json\r\nContent-Length: 40000000\r\n\r\n");
     assert_eq!(rap_testkit::http::exchange(&rap.url, &request).await.status, 404);

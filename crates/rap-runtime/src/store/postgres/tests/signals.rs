@@ -133,7 +133,7 @@ async fn a_node_that_could_not_read_takes_it_that_signals_are_lost() {
     .await;
 }
 
-/// What is cached is valid as long as no other node can have changed it.
+/// Cached values are valid as long as no other node can have changed them.
 #[tokio::test]
 async fn a_node_is_alone_only_while_it_would_notice_another_one() {
     let shared = Shared::new();
